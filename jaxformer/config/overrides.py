@@ -1,0 +1,152 @@
+"""`key=value` overrides, checked against the typed tree.
+
+A key is a dotted path (`model.decoder.pattern.0.mlp.dim`); a value is JSON where it parses as JSON and
+text otherwise. Setting the `kind` of a union replaces the node by that kind, keeping the fields both share.
+"""
+
+import contextlib
+import difflib
+import json
+import types
+import typing
+from collections.abc import Sequence
+from typing import Any, TypeVar, Union
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from jaxformer.config.base import Config
+from jaxformer.errors import UserError
+
+C = TypeVar("C", bound=Config)
+
+
+def apply_overrides(config: C, overrides: Sequence[str]) -> C:
+    """A new config with every `key=value` applied in order, validated as a whole."""
+    tree = config.model_dump(mode="json")
+    for override in overrides:
+        key, separator, value = override.partition("=")
+        if not separator or not key:
+            raise UserError(f"override '{override}': expected key=value, such as train.steps=200")
+        _assign(type(config), tree, key.split("."), value, key)
+    return validated(type(config), tree)
+
+
+def validated(cls: type[C], tree: Any, source: str = "") -> C:
+    """`tree` as a config; errors name the field, the value and what is allowed."""
+    try:
+        return cls.model_validate(tree)
+    except ValidationError as error:
+        where = f"{source}: " if source else ""
+        raise UserError("\n".join(where + line for line in explained(error))) from None
+
+
+def _assign(annotation: Any, node: Any, path: list[str], value: str, key: str) -> None:
+    """Write `value` at `path` below `node`, walking the types beside the data."""
+    name, rest = path[0], path[1:]
+    if isinstance(node, list):
+        _assign_item(annotation, node, path, value, key)
+        return
+    fields = _fields(annotation, node)
+    if name not in fields:
+        raise UserError(_unknown(key, name, fields))
+    child = fields[name]
+    if not rest:
+        parsed = _parsed(child, value, key)
+        if name == "kind" and parsed != node.get("kind"):
+            _switch_kind(annotation, node, parsed)
+        node[name] = parsed
+        return
+    if node.get(name) is None:
+        if not _models(child):
+            raise UserError(f"override '{key}': '{name}' has no fields of its own")
+        node[name] = {}
+    elif not isinstance(node[name], dict | list):
+        raise UserError(f"override '{key}': '{name}' is {node[name]!r} and has no fields of its own")
+    _assign(child, node[name], rest, value, key)
+
+
+def _assign_item(annotation: Any, node: list, path: list[str], value: str, key: str) -> None:
+    name, rest = path[0], path[1:]
+    if not name.isdigit() or int(name) >= len(node):
+        raise UserError(f"override '{key}': '{name}' is not an index below {len(node)}")
+    item = _item_type(annotation)
+    if rest and isinstance(node[int(name)], dict | list):
+        _assign(item, node[int(name)], rest, value, key)
+    elif rest:
+        raise UserError(f"override '{key}': item {name} is {node[int(name)]!r} and has no fields of its own")
+    else:
+        node[int(name)] = _parsed(item, value, key)
+
+
+def _switch_kind(annotation: Any, node: dict, kind: str) -> None:
+    fields = next(m for m in _models(annotation) if m.model_fields["kind"].default == kind).model_fields
+    for name in [n for n in node if n not in fields]:
+        del node[name]
+
+
+def _fields(annotation: Any, node: dict) -> dict[str, Any]:
+    """Name to type of the fields a node may have; a union is settled by the node's `kind`."""
+    models = _models(annotation)
+    if len(models) > 1:
+        chosen = [m for m in models if m.model_fields["kind"].default == node.get("kind")]
+        kinds = typing.Literal[tuple(m.model_fields["kind"].default for m in models)]
+        fields = _fields(chosen[0], node) if chosen else {}
+        return fields | {"kind": kinds}
+    return {name: field.annotation for name, field in models[0].model_fields.items()} if models else {}
+
+
+def _arms(annotation: Any) -> list[Any]:
+    """The members of a union, `Annotated` and `None` stripped."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        return _arms(typing.get_args(annotation)[0])
+    if typing.get_origin(annotation) in (Union, types.UnionType):
+        return [arm for member in typing.get_args(annotation) for arm in _arms(member)]
+    return [] if annotation is type(None) else [annotation]
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    return [arm for arm in _arms(annotation) if isinstance(arm, type) and issubclass(arm, BaseModel)]
+
+
+def _item_type(annotation: Any) -> Any:
+    tuples = [arm for arm in _arms(annotation) if typing.get_origin(arm) is tuple]
+    return typing.get_args(tuples[0])[0]
+
+
+def _parsed(annotation: Any, text: str, key: str) -> Any:
+    """`text` as JSON if the field takes that, else as plain text."""
+    adapter: TypeAdapter = TypeAdapter(annotation)
+    candidates = [None] if text in ("none", "None") else []
+    with contextlib.suppress(json.JSONDecodeError):
+        candidates.append(json.loads(text))
+    failure = None
+    for candidate in [*candidates, text]:
+        try:
+            return adapter.dump_python(adapter.validate_python(candidate), mode="json")
+        except ValidationError as error:
+            failure = failure or error
+    reasons = "; ".join(e["msg"] for e in failure.errors())
+    raise UserError(f"override '{key}={text}': {reasons}")
+
+
+def _unknown(key: str, name: str, fields: dict[str, Any]) -> str:
+    near = difflib.get_close_matches(name, fields, n=3, cutoff=0.5)
+    parent = key.split(".")[: key.split(".").index(name)]
+    shown = ", ".join(".".join([*parent, n]) for n in (near or sorted(fields)))
+    return f"override '{key}': no field '{name}'; " + (f"did you mean {shown}?" if near else f"there are: {shown}")
+
+
+def explained(error: ValidationError) -> list[str]:
+    """One line per mistake: the dotted field, its value, and what is wrong with it."""
+    errors = error.errors()
+    lines = []
+    for e in errors:
+        below = any(other["loc"][: len(e["loc"])] == e["loc"] and other is not e for other in errors)
+        if below and e["type"] == "too_short":  # an item failed, and pydantic then counts the tuple as empty
+            continue
+        path = ".".join(str(part) for part in e["loc"])
+        reason = e["msg"].removeprefix("Value error, ")
+        simple = isinstance(e["input"], str | int | float | bool | None)
+        value = f" = {e['input']!r}" if simple and e["type"] != "missing" else ""
+        lines.append(f"{path}{value}: {reason}" if path else reason)
+    return lines
