@@ -1,0 +1,35 @@
+"""jaxformer: encoder-decoder, decoder-only and encoder-only transformers in JAX.
+
+    import jaxformer as jf
+    run = jf.load("runs/quickstart")
+    jf.generate(run, ["def parse("])
+
+Names are imported on first use, so that `jaxformer --help` need not wait for JAX.
+"""
+
+import importlib
+from typing import Any
+
+_HOMES = {
+    "Run": "jaxformer.run",
+    "RunConfig": "jaxformer.config",
+    "Transformer": "jaxformer.layers",
+    "UserError": "jaxformer.errors",
+    "forward": "jaxformer.decode.requests",
+    "generate": "jaxformer.decode.requests",
+    "load": "jaxformer.run",
+    "preset": "jaxformer.models",
+    "score": "jaxformer.decode.requests",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'jaxformer' has no attribute '{name}'; there are: {', '.join(__all__)}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -11,7 +11,7 @@ A suffix is the logical shape, never the shape of a shard.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 PyTree = Any
@@ -30,10 +30,18 @@ class Tokens(NamedTuple):
 def tokens_from_ids(ids: Int[Array, "B T"], mask: Int[Array, "B T"] | None = None) -> Tokens:
     """Unpacked rows; `mask` is 1 on real tokens. Positions count real tokens, so left padding is harmless."""
     if mask is None:
-        mask = jax.numpy.ones_like(ids)
-    mask = mask.astype(jax.numpy.int32)
-    positions = jax.numpy.maximum(jax.numpy.cumsum(mask, axis=-1) - 1, 0)
+        mask = jnp.ones_like(ids)
+    mask = mask.astype(jnp.int32)
+    positions = jnp.maximum(jnp.cumsum(mask, axis=-1) - 1, 0)
     return Tokens(ids, positions, mask)
 
 
-__all__ = ["Array", "Bool", "Float", "Int", "Key", "Params", "PyTree", "Tokens", "tokens_from_ids"]
+def model_inputs(batch: Mapping[str, Array]) -> tuple[Tokens, Tokens | None]:
+    """The decoder's (or only) side and the encoder's side of a batch."""
+    target = Tokens(batch["tokens"], batch["positions"], batch["segments"])
+    if "inputs" not in batch:
+        return target, None
+    return target, Tokens(batch["inputs"], batch["input_positions"], batch["input_segments"])
+
+
+__all__ = ["Array", "Bool", "Float", "Int", "Key", "Params", "PyTree", "Tokens", "model_inputs", "tokens_from_ids"]

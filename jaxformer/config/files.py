@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from jaxformer.config.overrides import explained, apply_overrides, validated
+from jaxformer.config.overrides import apply_overrides, explained, validated
 from jaxformer.config.run import RunConfig
 from jaxformer.errors import UserError
 

@@ -1,0 +1,42 @@
+"""A small language model on the Python standard library's own source code.
+
+jaxformer train configs/quickstart.py
+
+"""
+
+from jaxformer.config import (
+    CheckpointConfig,
+    Cosine,
+    DataConfig,
+    EvaluateConfig,
+    OptimConfig,
+    RunConfig,
+    SentencePieceTokenizer,
+    StdlibSource,
+    TrainConfig,
+)
+from jaxformer.models.gpt2 import gpt2
+
+
+def config() -> RunConfig:
+    return RunConfig(
+        model=gpt2(num_layers=4, embed_dim=256, num_heads=4, vocab_size=4096, max_length=512),
+        data=DataConfig(
+            train=StdlibSource(split="train"),
+            heldout=StdlibSource(split="heldout"),
+            tokenizer=SentencePieceTokenizer(algorithm="bpe"),
+            length=256,
+            batch_size=8,
+        ),
+        optim=OptimConfig(learning_rate=2e-3, schedule=Cosine(warmup_steps=50), weight_decay=0.1),
+        train=TrainConfig(steps=600),
+        checkpoint=CheckpointConfig(every=200),
+        evaluate=EvaluateConfig(
+            every=200,
+            batches=16,
+            prompts=("def parse(", "class Queue:\n", "import os\n"),
+            max_new_tokens=80,
+            temperature=0.8,
+            top_p=0.9,
+        ),
+    )

@@ -1,0 +1,21 @@
+"""Data: sources, tokenizers, objectives, packing, and batches by step."""
+
+from jaxformer.data.packing import Batch as Batch
+from jaxformer.data.pipeline import Loader as Loader, make_loader as make_loader
+from jaxformer.data.prepared import (
+    load_heldout as load_heldout,
+    load_sets as load_sets,
+    open_prepared as open_prepared,
+    prepare as prepare,
+)
+from jaxformer.data.sets import PackedSet as PackedSet, Sets as Sets, build_set as build_set
+from jaxformer.data.sources import Documents as Documents, open_source as open_source
+from jaxformer.data.tokenizer import (
+    Bytes as Bytes,
+    SentencePiece as SentencePiece,
+    Tokenizer as Tokenizer,
+    load_sentencepiece as load_sentencepiece,
+    load_tokenizer as load_tokenizer,
+    make_tokenizer as make_tokenizer,
+    train_sentencepiece as train_sentencepiece,
+)

@@ -1,0 +1,70 @@
+"""Text files in: path patterns, decompression, UTF-8. Every failure names the file and the fix."""
+
+import bz2
+import glob
+import gzip
+import lzma
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from jaxformer.errors import UserError
+
+DECOMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.decompress,
+    ".xz": lzma.decompress,
+    ".bz2": bz2.decompress,
+}
+
+
+def matched_files(patterns: Iterable[str]) -> list[Path]:
+    """The files the patterns name, sorted within each pattern, each file once."""
+    return list(dict.fromkeys(path for pattern in patterns for path in _matches(pattern)))
+
+
+def read_text(path: Path) -> str:
+    """The decompressed UTF-8 text of a file, without byte order mark and with `\\n` line ends."""
+    data = _read_bytes(path)
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UserError(
+            f"{path}:{line}: byte 0x{data[error.start]:02x} at offset {error.start} is not valid UTF-8: "
+            "convert the file to UTF-8, for example with iconv"
+        ) from None
+    return text.removeprefix("\ufeff").replace("\r\n", "\n")
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a file that are not blank, with their numbers from 1."""
+    # Not str.splitlines, which also cuts at form feeds and U+2028 inside a line.
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        if line.strip():
+            yield number, line
+
+
+def _matches(pattern: str) -> list[Path]:
+    path = Path(pattern).expanduser()
+    if path.is_dir():
+        raise UserError(f"paths: '{pattern}' is a directory: name its files, for example '{pattern.rstrip('/')}/*'")
+    if path.exists():  # also a file whose name holds one of *?[
+        return [path]
+    files = [Path(name) for name in sorted(glob.glob(str(path), recursive=True)) if Path(name).is_file()]
+    if not files:
+        raise UserError(f"paths: no file matches '{pattern}', relative to {Path.cwd()}: correct the path")
+    return files
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    decompress = DECOMPRESSORS.get(path.suffix)
+    if decompress is None or not data:
+        return data
+    try:
+        return decompress(data)
+    except (OSError, EOFError, ValueError, lzma.LZMAError, zlib.error) as error:
+        raise UserError(f"{path}: not a whole {path.suffix} file ({error}): replace or rename it") from None

@@ -1,0 +1,1 @@
+"""Generation and scoring: an explicit cache, one token step, and loops around it."""

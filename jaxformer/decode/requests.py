@@ -1,0 +1,243 @@
+"""From what users pass (texts or id lists) to padded batches, and back: `generate`, `score`, `forward`."""
+
+import zlib
+from collections.abc import Sequence
+from functools import partial
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxformer.decode.generate import Prompt, Sampling, continue_rows, prefill
+from jaxformer.errors import UserError
+from jaxformer.layers import Transformer
+from jaxformer.run import Run
+from jaxformer.typing import Array, Float, Int, Params, Tokens, tokens_from_ids
+
+Text = TypeVar("Text", str, Sequence[int])
+BATCH = 32  # rows decoded together
+
+
+def generate(
+    run: Run,
+    prompts: Sequence[Text],
+    max_new_tokens: int = 64,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    num_beams: int = 1,
+    seed: int = 0,
+) -> list[Text]:
+    """Continuations of prompts, or for an encoder-decoder the outputs for them: new tokens only, eos dropped.
+
+    Texts give texts, id lists give id lists. A row depends on its own prompt, the settings and the seed alone.
+    """
+    _check_decoder(run, "generate")
+    _check_settings(max_new_tokens, temperature, top_k, top_p, num_beams)
+    translates = run.config.model.shape == "encoder-decoder"
+    ids, is_text = _source_ids(run, prompts) if translates else _prompt_ids(run, prompts)
+    _check_context(run, ids, "prompt", 0 if translates else max_new_tokens)
+    _check_context(run, [[_bos(run)]] if translates else [], "output", max_new_tokens)
+    new: list[list[int]] = []
+    if max_new_tokens == 0:
+        new = [[] for _ in ids]
+    else:
+        sampling = Sampling(temperature, top_k, top_p)
+        for start in range(0, len(ids), BATCH):
+            new += _generate_batch(run, ids[start : start + BATCH], max_new_tokens, sampling, seed)
+    return [run.tokenizer.decode(row) for row in new] if is_text else new
+
+
+def score(run: Run, targets: Sequence[Text], inputs: Sequence[Text] | None = None) -> list[Float[np.ndarray, " T"]]:
+    """Log-probability of every token of each target, given the ones before it and, if any, its input."""
+    if (inputs is not None) != (run.config.model.shape == "encoder-decoder"):
+        need = "needs inputs" if inputs is None else "takes no inputs"
+        raise UserError(f"score: a model that is {run.config.model.shape} {need}")
+    _check_decoder(run, "score")
+    ids = _token_ids(run, targets)[0]
+    sources = None if inputs is None else _source_ids(run, inputs)[0]
+    if sources is not None and len(sources) != len(ids):
+        raise UserError(f"score: {len(ids)} targets but {len(sources)} inputs: give one input per target")
+    _check_context(run, ids, "target")
+    scores: list[Float[np.ndarray, " T"]] = []
+    for start in range(0, len(ids), BATCH):
+        batch = slice(start, start + BATCH)
+        scores += _score_batch(run, ids[batch], None if sources is None else sources[batch])
+    return scores
+
+
+def forward(
+    run: Run,
+    tokens: Int[Array, "B T"],
+    inputs: Int[Array, "B S"] | None = None,
+    mask: Int[Array, "B T"] | None = None,
+    inputs_mask: Int[Array, "B S"] | None = None,
+) -> Float[Array, "B T V"]:
+    """Logits of every position, for an encoder-only model hidden states [B, T, D]. Masks are 1 on real tokens."""
+    shape = run.config.model.shape
+    if (inputs is not None) != (shape == "encoder-decoder"):
+        raise UserError(f"forward: a model that is {shape} {'needs' if inputs is None else 'takes no'} inputs")
+    target = tokens_from_ids(jnp.asarray(tokens), None if mask is None else jnp.asarray(mask))
+    _check_context(run, target.ids, "tokens")
+    if inputs is None:
+        return _forward(run.model, run.params, target, None)
+    source = tokens_from_ids(jnp.asarray(inputs), None if inputs_mask is None else jnp.asarray(inputs_mask))
+    _check_context(run, source.ids, "inputs")
+    return _forward(run.model, run.params, target, source)
+
+
+@partial(jax.jit, static_argnames="model")
+def _forward(model: Transformer, params: Params, target: Tokens, source: Tokens | None) -> Array:
+    method = "hidden" if model.config.decoder is None else "__call__"
+    return model.apply({"params": params}, target, source, method=method)
+
+
+@partial(jax.jit, static_argnames="model")
+def _log_probs(
+    model: Transformer, params: Params, previous: Tokens, targets_BT: Array, source: Tokens | None
+) -> Float[Array, "B T"]:
+    logits_BTV = model.apply({"params": params}, previous, source)
+    logp_BTV = jax.nn.log_softmax(logits_BTV, axis=-1)
+    return jnp.take_along_axis(logp_BTV, targets_BT[..., None], axis=-1)[..., 0]
+
+
+def _generate_batch(
+    run: Run, ids: list[list[int]], max_new_tokens: int, sampling: Sampling, seed: int
+) -> list[list[int]]:
+    size = _bucket(len(ids), 1)
+    source = _tokens(ids, size) if run.config.model.shape == "encoder-decoder" else None
+    rows = [[_bos(run)] for _ in ids] if source is not None else ids
+    length = _bucket(max(len(row) for row in rows))
+    prompt = Prompt(
+        ids=_padded(rows, size, length),
+        lengths=np.array([len(row) for row in rows] + [1] * (size - len(rows)), np.int32),
+        seeds=np.array([_row_seed(row, seed) for row in ids] + [0] * (size - len(rows)), np.uint32),
+        active=np.arange(size) < len(rows),
+        source=source,
+    )
+    state, logits_BV = prefill(run.model, run.decode_params, prompt, capacity=length + max_new_tokens)
+    output, _ = continue_rows(
+        run.model,
+        run.decode_params,
+        state,
+        logits_BV,
+        prompt,
+        max_new_tokens=max_new_tokens,
+        sampling=sampling,
+        eos_id=_eos(run),
+    )
+    return [_before(row, _eos(run)) for row in np.asarray(output)[: len(ids)].tolist()]
+
+
+def _score_batch(run: Run, ids: list[list[int]], sources: list[list[int]] | None) -> list[Float[np.ndarray, " T"]]:
+    size = _bucket(len(ids), 1)
+    previous = _tokens([[_bos(run), *row[:-1]] if row else [] for row in ids], size)
+    targets_BT = _padded(ids, size, previous.ids.shape[1])
+    source = None if sources is None else _tokens(sources, size)
+    logp_BT = np.asarray(_log_probs(run.model, run.params, previous, targets_BT, source))
+    return [logp_BT[i, : len(row)] for i, row in enumerate(ids)]
+
+
+# ---------------------------------------------------------------- texts to rows
+def _token_ids(run: Run, texts: Sequence[Text]) -> tuple[list[list[int]], bool]:
+    """Id lists, and whether the texts were strings."""
+    if isinstance(texts, str):
+        raise UserError(f"expected a list of texts or of id lists, got the text {texts!r}: write [{texts!r}]")
+    if not any(isinstance(text, str) for text in texts):
+        rows = [[int(i) for i in row] for row in texts]
+        _check_ids(run, rows)
+        return rows, False
+    if run.tokenizer is None:
+        raise UserError("this model has no tokenizer: pass id lists instead of texts")
+    return run.tokenizer.encode_batch(list(texts)), True
+
+
+def _prompt_ids(run: Run, prompts: Sequence[Text]) -> tuple[list[list[int]], bool]:
+    """What a decoder continues: bos and the text, or the ids as they are; never an empty row."""
+    ids, is_text = _token_ids(run, prompts)
+    return [[_bos(run), *row] if is_text or not row else row for row in ids], is_text
+
+
+def _source_ids(run: Run, prompts: Sequence[Text]) -> tuple[list[list[int]], bool]:
+    """What an encoder reads: the text and eos as in training, or the ids as they are; never an empty row."""
+    ids, is_text = _token_ids(run, prompts)
+    return [[*row, _eos(run)] if is_text or not row else row for row in ids], is_text
+
+
+def _bos(run: Run) -> int:
+    if run.tokenizer is None:
+        raise UserError("this model has no tokenizer and so no bos token: pass non-empty id lists")
+    return run.tokenizer.bos_id
+
+
+def _eos(run: Run) -> int:
+    return -1 if run.tokenizer is None else run.tokenizer.eos_id
+
+
+def _row_seed(row: Sequence[int], seed: int) -> int:
+    """From the row's own tokens: the same wherever it stands, different from its neighbours'."""
+    return zlib.crc32(np.asarray(row, np.int32).tobytes(), seed & 0xFFFFFFFF)
+
+
+# ---------------------------------------------------------------- rows to arrays
+def _tokens(rows: list[list[int]], size: int) -> Tokens:
+    length = _bucket(max(len(row) for row in rows))
+    mask_BT = _padded([[1] * len(row) for row in rows], size, length)
+    return tokens_from_ids(jnp.asarray(_padded(rows, size, length)), jnp.asarray(mask_BT))
+
+
+def _padded(rows: list[list[int]], size: int, length: int) -> Int[np.ndarray, "B T"]:
+    padded = np.zeros((size, length), np.int32)
+    for i, row in enumerate(rows):
+        padded[i, : len(row)] = row
+    return padded
+
+
+def _bucket(n: int, least: int = 16) -> int:
+    """The next power of two: few shapes, few compiled programs."""
+    return max(least, 1 << max(n - 1, 0).bit_length())
+
+
+def _before(row: list[int], eos_id: int) -> list[int]:
+    return row[: row.index(eos_id)] if eos_id in row else row
+
+
+# ---------------------------------------------------------------- checks
+def _check_decoder(run: Run, what: str) -> None:
+    if run.config.model.decoder is None:
+        raise UserError(f"{what}: an encoder-only model has no decoder; use forward for its hidden states")
+
+
+def _check_settings(
+    max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None, num_beams: int
+) -> None:
+    if max_new_tokens < 0:
+        raise UserError(f"max_new_tokens={max_new_tokens}: must be 0 or more")
+    if not (temperature >= 0.0 and np.isfinite(temperature)):
+        raise UserError(f"temperature={temperature}: must be 0 (greedy) or a positive number")
+    if top_k is not None and top_k < 1:
+        raise UserError(f"top_k={top_k}: must be at least 1, or none for all tokens")
+    if top_p is not None and not 0.0 < top_p <= 1.0:
+        raise UserError(f"top_p={top_p}: must be in (0, 1], or none for all tokens")
+    if num_beams != 1:
+        raise UserError(f"num_beams={num_beams}: beam search is not supported yet, use 1")
+
+
+def _check_context(run: Run, rows: Sequence[Sequence[int]] | Array, what: str, new: int = 0) -> None:
+    limit, longest = run.config.model.max_length, max((len(row) for row in rows), default=0)
+    if limit is None or longest + new <= limit:
+        return
+    more = f" and max_new_tokens={new}" if new else ""
+    raise UserError(
+        f"{what} of {longest} tokens{more} exceed the model's context of {limit} tokens: "
+        + (f"shorten the {what} or set max_new_tokens to at most {max(limit - longest, 0)}" if new else "shorten it")
+    )
+
+
+def _check_ids(run: Run, rows: list[list[int]]) -> None:
+    vocab_size = run.config.model.vocab_size
+    for i, row in enumerate(rows):
+        bad = [t for t in row if not 0 <= t < vocab_size]
+        if bad:
+            raise UserError(f"row {i} holds token id {bad[0]}, outside the vocabulary of {vocab_size}")

@@ -1,0 +1,87 @@
+"""Multi-head, grouped-query and multi-query attention: projections, positions, cache, output.
+
+Self-attention and cross-attention are one module: `keys_values` projects whatever is attended to, so that a
+decoder projects its source once per request and passes the result in.
+"""
+
+from typing import NamedTuple, Protocol
+
+import jax
+from flax import linen as nn
+
+from jaxformer.config import AttentionConfig, Init
+from jaxformer.layers.linear import Linear
+from jaxformer.layers.runtime import Runtime
+from jaxformer.ops.attention import attend
+from jaxformer.ops.masks import Mask
+from jaxformer.ops.positions import rope
+from jaxformer.typing import Array, Float, Int
+
+
+class KeysValues(NamedTuple):
+    k_BSKH: Float[Array, "B S K H"]
+    v_BSKH: Float[Array, "B S K H"]
+
+
+class Cache(Protocol):
+    """What self-attention needs of a cache; the kinds of caches live in `decode`."""
+
+    def extend(
+        self, new: KeysValues, start_B: Int[Array, " B"], window: int | None
+    ) -> tuple["Cache", KeysValues, Mask]:
+        """Write `new` from index `start_B` on; give all keys and values and who may see them."""
+
+
+class Attention(nn.Module):
+    config: AttentionConfig
+    embed_dim: int
+    kernel_init: Init
+    output_scale: float
+    runtime: Runtime
+
+    def setup(self) -> None:
+        cfg, dtype, D = self.config, self.runtime.dtype, self.embed_dim
+        heads, kv_heads = ("embed", "heads", "head_dim"), ("embed", "kv_heads", "head_dim")
+        kv_shape = (D, cfg.kv_heads, cfg.head_dim)
+        self.q = Linear((D, cfg.num_heads, cfg.head_dim), heads, self.kernel_init, bias=cfg.bias, dtype=dtype)
+        self.k = Linear(kv_shape, kv_heads, self.kernel_init, bias=cfg.bias, dtype=dtype)
+        self.v = Linear(kv_shape, kv_heads, self.kernel_init, bias=cfg.bias, dtype=dtype)
+        self.out = Linear(
+            (cfg.num_heads, cfg.head_dim, D),
+            ("heads", "head_dim", "embed"),
+            self.kernel_init,
+            num_in=2,
+            init_scale=self.output_scale,
+            bias=cfg.output_bias,
+            dtype=dtype,
+        )
+
+    def keys_values(self, x_BSD: jax.Array, positions_BS: jax.Array | None = None) -> KeysValues:
+        """Keys, rotated if the positions are rotary, and values."""
+        k_BSKH = self.k("BSD,DKH->BSKH", x_BSD)
+        if self.config.position is not None:
+            k_BSKH = rope(k_BSKH, positions_BS, self.config.position.theta)
+        return KeysValues(k_BSKH, self.v("BSD,DKH->BSKH", x_BSD))
+
+    def __call__(
+        self,
+        x_BTD: jax.Array,
+        kv: KeysValues,
+        mask: Mask,
+        positions_BT: jax.Array | None = None,
+        key: jax.Array | None = None,
+    ) -> jax.Array:
+        cfg = self.config
+        q_BTNH = self.q("BTD,DNH->BTNH", x_BTD)
+        if cfg.position is not None:
+            q_BTNH = rope(q_BTNH, positions_BT, cfg.position.theta)
+        out_BTNH = attend(
+            q_BTNH,
+            *kv,
+            mask,
+            scale=cfg.scale or cfg.head_dim**-0.5,
+            dropout_rate=cfg.dropout,
+            key=key,
+            impl=self.runtime.attention,
+        )
+        return self.out("BTNH,NHD->BTD", out_BTNH)

@@ -1,0 +1,74 @@
+"""The one model: embeddings, an encoder stack or none, a decoder stack or none, a head.
+
+Everything is a pure function of parameters and explicit arguments: `Transformer(cfg).apply({"params": p}, ...)`.
+"""
+
+from collections.abc import Sequence
+
+import jax
+from flax import linen as nn
+
+from jaxformer.config import ModelConfig
+from jaxformer.layers.attention import KeysValues
+from jaxformer.layers.block import Context, LayerCache
+from jaxformer.layers.embed import Embedding, Head
+from jaxformer.layers.runtime import Runtime
+from jaxformer.layers.stack import Stack
+from jaxformer.ops.dropout import split_key
+from jaxformer.typing import Array, Float, Int, Tokens
+
+
+class Transformer(nn.Module):
+    config: ModelConfig
+    runtime: Runtime = Runtime()
+
+    def setup(self) -> None:
+        cfg, dtype = self.config, self.runtime.dtype
+        shared = (cfg.vocab_size, cfg.embed_dim)
+        self.embedding = Embedding(cfg.embedding, *shared, cfg.init.embedding, dtype)
+        if cfg.encoder is not None:
+            self.encoder = Stack(cfg.encoder, cfg.embed_dim, cfg.init, self.runtime)
+        if cfg.decoder is not None:
+            self.decoder = Stack(cfg.decoder, cfg.embed_dim, cfg.init, self.runtime)
+        if cfg.head is not None:
+            self.head = Head(cfg.head, *shared, cfg.init.kernel, dtype)
+
+    def __call__(
+        self, tokens: Tokens, source: Tokens | None = None, key: jax.Array | None = None
+    ) -> Float[Array, "B T V"]:
+        """Logits of every position; a model without a head gives hidden states [B, T, D]."""
+        hidden_BTD = self.hidden(tokens, source, key)
+        return hidden_BTD if self.config.head is None else self.logits(hidden_BTD)
+
+    def hidden(
+        self, tokens: Tokens, source: Tokens | None = None, key: jax.Array | None = None
+    ) -> Float[Array, "B T D"]:
+        """Output of the last stack; `source` is what the encoder of an encoder-decoder reads."""
+        if self.config.decoder is None:
+            return self.encode(tokens, key)
+        keys = split_key(key, 3)
+        source_BSD = None if source is None else self.encode(source, keys[0])
+        context = Context(tokens.positions, tokens.segments, source_BSD, None if source is None else source.segments)
+        return self.decoder(self.embedding(tokens, keys[1]), context, keys[2])
+
+    def encode(self, source: Tokens, key: jax.Array | None = None) -> Float[Array, "B S D"]:
+        keys = split_key(key, 2)
+        return self.encoder(self.embedding(source, keys[0]), Context(source.positions, source.segments), keys[1])
+
+    def logits(self, hidden_BTD: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
+        return self.head(hidden_BTD, self.embedding.tokens)
+
+    def cross_keys_values(self, source_BSD: Float[Array, "B S D"]) -> tuple[KeysValues, ...]:
+        """What each decoder layer attends to in the source, projected once per request."""
+        return self.decoder.cross_keys_values(source_BSD)
+
+    def extend(
+        self,
+        tokens: Tokens,
+        start_B: Int[Array, " B"],
+        caches: Sequence[LayerCache],
+        source_segments_BS: Int[Array, "B S"] | None = None,
+    ) -> tuple[Float[Array, "B T D"], tuple[LayerCache, ...]]:
+        """Hidden states of new tokens that follow what the caches hold, and the caches with them."""
+        context = Context(tokens.positions, tokens.segments, source_segments_BS=source_segments_BS, start_B=start_B)
+        return self.decoder.extend(self.embedding(tokens), context, caches)

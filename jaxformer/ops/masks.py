@@ -1,0 +1,57 @@
+"""What a query may see, as a small spec that kernels can read, and its dense form for those that cannot.
+
+A spec never holds a [T, S] array; `allowed` makes one, for any block of queries and keys.
+"""
+
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+
+def _static(default):
+    return field(default=default, metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Mask:
+    """All conditions must hold. Query and key indices count columns of the row, not restarting positions."""
+
+    causal: bool = _static(False)
+    window: int | None = _static(None)
+    q_segments: Int[Array, "B T"] | None = None
+    kv_segments: Int[Array, "B S"] | None = None
+    q_offset: Int[Array, " B"] | None = None
+    """Index of the first query among the keys; none is 0. Set when queries extend a cache."""
+    prefix: Int[Array, " B"] | None = None
+    """Keys before this index are seen by all queries, also under `causal` (prefix language models)."""
+    kv_lengths: Int[Array, " B"] | None = None
+    """Keys from this index on are empty."""
+
+
+def allowed(mask: Mask, queries: tuple[int, int], keys: tuple[int, int]) -> Bool[Array, "#B T S"] | None:
+    """Dense mask of the query and key index ranges [start, stop); none if everything is allowed."""
+    q_T = jnp.arange(*queries)[:, None]
+    k_S = jnp.arange(*keys)[None, :]
+    q_BT = q_T if mask.q_offset is None else q_T + mask.q_offset[:, None, None]
+    terms = []
+    if mask.causal:
+        seen = k_S <= q_BT
+        if mask.prefix is not None:
+            seen = seen | (k_S < mask.prefix[:, None, None])
+        terms.append(seen)
+    if mask.window is not None:
+        terms.append(k_S > q_BT - mask.window)
+    if mask.q_segments is not None:
+        q_segments = mask.q_segments[:, slice(*queries), None]
+        terms.append(q_segments == mask.kv_segments[:, None, slice(*keys)])
+    if mask.kv_lengths is not None:
+        terms.append(k_S < mask.kv_lengths[:, None, None])
+    if not terms:
+        return None
+    result = terms[0]
+    for term in terms[1:]:
+        result = result & term
+    return result if result.ndim == 3 else result[None]

@@ -1,0 +1,100 @@
+"""What a config amounts to, without allocating anything: parameters, shardings, bytes per device."""
+
+import math
+from dataclasses import dataclass
+
+import jax
+from jax.sharding import AbstractMesh, NamedSharding
+from rich.console import Console
+from rich.table import Table
+
+from jaxformer.config import MeshConfig, RunConfig
+from jaxformer.layers import abstract_params
+from jaxformer.sharding import path_name
+from jaxformer.train.metrics import step_flops
+from jaxformer.train.optim import make_optimizer
+from jaxformer.train.state import init_state, state_shardings
+from jaxformer.typing import PyTree
+
+
+@dataclass(frozen=True)
+class ParameterRow:
+    path: str
+    shape: tuple[int, ...]
+    axes: tuple[str | None, ...]
+    sharding: str
+    bytes_per_device: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    parameters: list[ParameterRow]
+    num_params: int
+    param_bytes: int
+    """Per device, as are the following."""
+    optimizer_bytes: int
+    total_bytes: int
+    step_flops: float
+    mesh: dict[str, int]
+
+
+def summarize(config: RunConfig) -> Summary:
+    """Shapes through `eval_shape` and shardings on an abstract mesh: seconds for any size."""
+    mesh = _abstract_mesh(config.mesh)
+    shapes, axes = abstract_params(config.model)
+    optimizer = make_optimizer(config.optim, config.train.steps, axes)
+    state = jax.eval_shape(lambda: init_state(config, optimizer))
+    shardings = state_shardings(config, state, mesh)
+    names = jax.tree.leaves(axes, is_leaf=lambda leaf: isinstance(leaf, tuple))
+    rows = [
+        ParameterRow(path_name(path), leaf.shape, name, str(tuple(sharding.spec)), _shard_bytes(leaf, sharding))
+        for (path, leaf), name, sharding in zip(
+            jax.tree_util.tree_leaves_with_path(shapes), names, jax.tree.leaves(shardings.params), strict=True
+        )
+    ]
+    return Summary(
+        parameters=rows,
+        num_params=sum(math.prod(row.shape) for row in rows),
+        param_bytes=_tree_bytes(shapes, shardings.params),
+        optimizer_bytes=_tree_bytes(state.opt_state, shardings.opt_state),
+        total_bytes=_tree_bytes(state, shardings),
+        step_flops=step_flops(config),
+        mesh=dict(mesh.shape),
+    )
+
+
+def show(config: RunConfig, console: Console) -> None:
+    """Print the resolved config, the parameter table and totals."""
+    summary = summarize(config)
+    console.print_json(config.model_dump_json())
+    table = Table("path", "shape", "logical axes", "sharding", "bytes per device", box=None, header_style="bold")
+    for row in summary.parameters:
+        axes = ", ".join(axis or "-" for axis in row.axes)
+        shape = " x ".join(map(str, row.shape))
+        table.add_row(row.path, shape, axes, row.sharding, f"{row.bytes_per_device:,}")
+    console.print(table, soft_wrap=not console.is_terminal)
+    used = ", ".join(f"{axis}={size}" for axis, size in summary.mesh.items() if size > 1)
+    console.print(
+        f"{config.model.shape}: {summary.num_params:,} parameters; mesh {used or 'of one device'}\n"
+        f"bytes per device: parameters {summary.param_bytes:,}, optimizer {summary.optimizer_bytes:,}, "
+        f"train state {summary.total_bytes:,} (activations come on top)\n"
+        f"model FLOPs per step: {summary.step_flops:.3e}",
+        soft_wrap=True,
+    )
+
+
+def _abstract_mesh(config: MeshConfig) -> AbstractMesh:
+    """The mesh as configured, whatever devices are here; an open axis takes those that are."""
+    sizes = dict(config)
+    fixed = math.prod(n for n in sizes.values() if n != -1)
+    sizes = {axis: max(1, jax.device_count() // fixed) if n == -1 else n for axis, n in sizes.items()}
+    return AbstractMesh(tuple(sizes.values()), tuple(sizes))
+
+
+def _shard_bytes(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> int:
+    return math.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+
+
+def _tree_bytes(tree: PyTree, shardings: PyTree) -> int:
+    pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(shardings), strict=True)
+    return sum(_shard_bytes(leaf, sharding) for leaf, sharding in pairs)

@@ -1,0 +1,107 @@
+"""Metrics out: JSON lines and TensorBoard events; FLOPs and peaks for MFU."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+import jax
+
+from jaxformer.config import ModelConfig, RunConfig, StackConfig
+
+# Dense bfloat16 peak of one device in FLOP/s, from the vendors' data sheets.
+PEAK_FLOPS = {
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5e": 197e12,
+    "TPU v5": 459e12,
+    "TPU v5p": 459e12,
+    "TPU v6 lite": 918e12,
+    "TPU v6e": 918e12,
+    "NVIDIA A100-SXM4-40GB": 312e12,
+    "NVIDIA A100-SXM4-80GB": 312e12,
+    "NVIDIA H100 80GB HBM3": 989e12,
+}
+
+
+class MetricWriter:
+    """Appends to `metrics.jsonl` and to TensorBoard events in the run directory."""
+
+    def __init__(self, directory: Path, start_step: int) -> None:
+        from tensorboardX import SummaryWriter
+
+        path = directory / "metrics.jsonl"
+        _drop_after(path, start_step)
+        self._file = path.open("a", encoding="utf-8")
+        self._events = SummaryWriter(str(directory / "tensorboard"), purge_step=start_step + 1)
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One JSON object; values that are not finite become null, which JSON can hold."""
+        values = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        self._file.write(json.dumps({"step": step, **values}) + "\n")
+        self._file.flush()
+        for name, value in metrics.items():
+            self._events.add_scalar(name, value, step)
+
+    def __enter__(self) -> "MetricWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+        self._events.close()
+
+
+def _drop_after(path: Path, step: int) -> None:
+    """Forget what a killed run logged beyond its last checkpoint: those steps are about to be run again."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(line)
+        except json.JSONDecodeError:  # the line the kill cut short
+            continue
+    partial = path.with_suffix(".jsonl.partial")
+    partial.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+    partial.replace(path)
+
+
+def peak_flops(config: RunConfig) -> float | None:
+    """Peak of one device, stated or looked up; none if unknown."""
+    return config.train.peak_flops or PEAK_FLOPS.get(jax.devices()[0].device_kind)
+
+
+def step_flops(config: RunConfig) -> float:
+    """Model FLOPs of one training step: forward once and backward twice, no recomputation counted."""
+    rows, target = config.data.batch_size, config.data.length
+    source = getattr(config.data.objective, "input_length", 0)
+    model = config.model
+    forward = 2.0 * target * model.embed_dim * model.vocab_size if model.head is not None else 0.0
+    if model.encoder is not None:
+        forward += _stack_flops(model, model.encoder, source or target, 0)
+    if model.decoder is not None:
+        forward += _stack_flops(model, model.decoder, target, source)
+    return 3.0 * rows * forward
+
+
+def _stack_flops(model: ModelConfig, stack: StackConfig, length: int, source: int) -> float:
+    """Forward FLOPs of one row: two per multiply-add, half of the attention square where causal."""
+    total = 0.0
+    for i, block in enumerate(stack.pattern):
+        mlp = 2.0 * length * model.embed_dim * block.mlp.dim * (3 if block.mlp.gated else 2)
+        seen = min(block.attention.window or length, length) / (2 if block.attention.causal else 1)
+        layer = mlp + _attention_flops(model, block.attention, length, length, seen)
+        if block.cross_attention is not None:
+            layer += _attention_flops(model, block.cross_attention, length, source, source)
+        total += stack.layers_at(i) * layer
+    return total
+
+
+def _attention_flops(model: ModelConfig, attention, queries: int, keys: int, seen: float) -> float:
+    heads, kv_heads = attention.num_heads * attention.head_dim, attention.kv_heads * attention.head_dim
+    projections = 2.0 * model.embed_dim * (2 * queries * heads + 2 * keys * kv_heads)
+    return projections + 2.0 * 2.0 * queries * seen * heads

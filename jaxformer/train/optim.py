@@ -1,0 +1,115 @@
+"""Optimizers and schedules: the typed configs turned into optax.
+
+Every algorithm is the same chain: clip, scale by the algorithm, add decayed weights, scale by the schedule.
+"""
+
+from collections.abc import Callable
+
+import jax
+import optax
+from optax import contrib
+
+from jaxformer.config import OptimConfig
+from jaxformer.config.optim import Adafactor, AdamW, AnySchedule, Lion, Muon, Sgd
+from jaxformer.typing import Params, PyTree
+
+
+def make_optimizer(config: OptimConfig, steps: int, axes: PyTree) -> optax.GradientTransformation:
+    """The whole update rule; `axes` are the parameters' logical axes, which tell Muon what is a matrix."""
+    return optax.chain(
+        optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
+        _ALGORITHMS[config.algorithm.kind](config.algorithm, axes),
+        optax.add_decayed_weights(config.weight_decay, mask=decay_mask),
+        optax.scale_by_learning_rate(make_schedule(config.schedule, config.learning_rate, steps)),
+    )
+
+
+def decay_mask(params: Params) -> PyTree:
+    """True where weights decay: everything but norms and biases."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key not in ("scale", "bias"), params)
+
+
+def make_schedule(config: AnySchedule, peak: float, steps: int) -> optax.Schedule:
+    """Linear warm-up, then the named shape; `steps` is the last step of the run."""
+    warmup = config.warmup_steps
+    after = _SCHEDULES[config.kind](config, peak, steps - warmup)
+    if warmup == 0:
+        return after
+    return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), after], [warmup])
+
+
+# ---------------------------------------------------------------- algorithms
+def _adamw(config: AdamW, axes: PyTree) -> optax.GradientTransformation:
+    return optax.scale_by_adam(config.b1, config.b2, config.eps)
+
+
+def _adafactor(config: Adafactor, axes: PyTree) -> optax.GradientTransformation:
+    # Deviation: update clipping sees the stacked layers of one matrix as one block.
+    return optax.chain(
+        optax.scale_by_factored_rms(decay_rate=config.decay_rate, min_dim_size_to_factor=config.min_dim_to_factor),
+        optax.clip_by_block_rms(config.clip_threshold),
+    )
+
+
+def _lion(config: Lion, axes: PyTree) -> optax.GradientTransformation:
+    return optax.scale_by_lion(config.b1, config.b2)
+
+
+def _sgd(config: Sgd, axes: PyTree) -> optax.GradientTransformation:
+    return optax.trace(config.momentum, config.nesterov) if config.momentum else optax.identity()
+
+
+def _muon(config: Muon, axes: PyTree) -> optax.GradientTransformation:
+    is_axes = lambda leaf: isinstance(leaf, tuple)  # noqa: E731
+    return contrib.muon(
+        learning_rate=-1.0,  # optax negates; sign and size belong to the end of our chain
+        beta=config.momentum,
+        ns_steps=config.ns_steps,
+        adam_b1=config.b1,
+        adam_b2=config.b2,
+        # arXiv:2502.16982, section 2.2: updates as large as AdamW's, so that one learning rate serves both.
+        consistent_rms=0.2,
+        muon_weight_dimension_numbers=jax.tree.map(_matrix_dims, axes, is_leaf=is_axes),
+    )
+
+
+def _matrix_dims(axes: tuple[str | None, ...]) -> contrib.MuonDimensionNumbers | None:
+    """Input and output dimensions of a block's kernel; none for biases, norms, embeddings and the head."""
+    if axes[0] != "layers" or "embed" not in axes or len(axes) < 3:
+        return None
+    embed, others = axes.index("embed"), tuple(i for i in range(1, len(axes)) if axes[i] != "embed")
+    if embed == 1:
+        return contrib.MuonDimensionNumbers(reduction_axis=(embed,), output_axis=others)
+    return contrib.MuonDimensionNumbers(reduction_axis=others, output_axis=(embed,))
+
+
+_ALGORITHMS: dict[str, Callable[..., optax.GradientTransformation]] = {
+    "adamw": _adamw,
+    "adafactor": _adafactor,
+    "lion": _lion,
+    "sgd": _sgd,
+    "muon": _muon,
+}
+
+
+# ---------------------------------------------------------------- schedules
+def _cosine(config, peak: float, steps: int) -> optax.Schedule:
+    return optax.cosine_decay_schedule(peak, max(steps, 1), alpha=config.final)
+
+
+def _inverse_sqrt(config, peak: float, steps: int) -> optax.Schedule:
+    return lambda step: peak * (config.warmup_steps / (step + config.warmup_steps)) ** 0.5
+
+
+def _wsd(config, peak: float, steps: int) -> optax.Schedule:
+    decay = optax.linear_schedule(peak, config.final * peak, config.decay_steps)
+    return optax.join_schedules([optax.constant_schedule(peak), decay], [steps - config.decay_steps])
+
+
+_SCHEDULES: dict[str, Callable[..., optax.Schedule]] = {
+    "constant": lambda config, peak, steps: optax.constant_schedule(peak),
+    "linear": lambda config, peak, steps: optax.linear_schedule(peak, config.final * peak, steps),
+    "cosine": _cosine,
+    "inverse_sqrt": _inverse_sqrt,
+    "wsd": _wsd,
+}
