@@ -4,4 +4,10 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Config(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        validate_default=True,
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,  # JSON has neither
+    )

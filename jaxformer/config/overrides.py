@@ -48,11 +48,11 @@ def _assign(annotation: Any, node: Any, path: list[str], value: str, key: str) -
         return
     fields = _fields(annotation, node)
     if name not in fields:
-        raise UserError(_unknown(key, name, fields))
+        raise UserError(_unknown(key, path, fields))
     child = fields[name]
     if not rest:
         parsed = _parsed(child, value, key)
-        if name == "kind" and parsed != node.get("kind"):
+        if name == "kind" and parsed != node.get("kind") and len(_models(annotation)) > 1:
             _switch_kind(annotation, node, parsed)
         node[name] = parsed
         return
@@ -122,16 +122,18 @@ def _parsed(annotation: Any, text: str, key: str) -> Any:
     failure = None
     for candidate in [*candidates, text]:
         try:
-            return adapter.dump_python(adapter.validate_python(candidate), mode="json")
+            # Strict, or pydantic would read train.steps=true as 1.
+            value = adapter.validate_python(candidate, strict=isinstance(candidate, bool))
+            return adapter.dump_python(value, mode="json")
         except ValidationError as error:
             failure = failure or error
     reasons = "; ".join(e["msg"] for e in failure.errors())
     raise UserError(f"override '{key}={text}': {reasons}")
 
 
-def _unknown(key: str, name: str, fields: dict[str, Any]) -> str:
+def _unknown(key: str, path: list[str], fields: dict[str, Any]) -> str:
+    name, parent = path[0], key.split(".")[: -len(path)]
     near = difflib.get_close_matches(name, fields, n=3, cutoff=0.5)
-    parent = key.split(".")[: key.split(".").index(name)]
     shown = ", ".join(".".join([*parent, n]) for n in (near or sorted(fields)))
     return f"override '{key}': no field '{name}'; " + (f"did you mean {shown}?" if near else f"there are: {shown}")
 

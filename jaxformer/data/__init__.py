@@ -18,4 +18,5 @@ from jaxformer.data.tokenizer import (
     load_tokenizer as load_tokenizer,
     make_tokenizer as make_tokenizer,
     train_sentencepiece as train_sentencepiece,
+    train_tokenizer_file as train_tokenizer_file,
 )

@@ -12,7 +12,7 @@ import numpy as np
 
 Batch = dict[str, np.ndarray]
 
-OPEN_ROWS = 128  # rows a piece may still go to: four times as many fill rows no better than 0.7 percent
+OPEN_ROWS = 128  # rows a piece may still go to: four times as many gain less than one percent
 
 
 class Piece(NamedTuple):

@@ -5,7 +5,7 @@ the tokenizer, and `meta.json`, which is written last: without it the directory 
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def prepare(cfg: RunConfig, tokenizer: Tokenizer, directory: str | Path) -> Sets
     """Tokenise and pack both sets into a directory, and open them."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    pass
+    (directory / META_FILE).unlink(missing_ok=True)
     tokenizer.save(directory)
     counts = {}
     for name, source in _sources(cfg.data).items():
@@ -83,7 +83,7 @@ def _sources(cfg: DataConfig) -> dict[str, Any]:
     return {"train": cfg.train} if cfg.heldout is None else {"train": cfg.train, "heldout": cfg.heldout}
 
 
-def _serialised(packed: PackedSet):
+def _serialised(packed: PackedSet) -> Iterator[bytes]:
     return (packed.records.read([i])[0].astype("<i4").tobytes() for i in range(len(packed)))
 
 

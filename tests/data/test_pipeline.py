@@ -12,6 +12,8 @@ from jaxformer.config import DatesSource, MemorySource, SentencePieceTokenizer, 
 from jaxformer.data import (
     Bytes,
     build_set,
+    load_heldout,
+    load_sentencepiece,
     load_sets,
     load_tokenizer,
     make_loader,
@@ -219,6 +221,12 @@ def test_load_sets_prefers_prepared_ones(cfg, tmp_path):
     assert_same([opened.train.rows([3, 1])], [from_memory.train.rows([3, 1])])
 
 
+def test_load_heldout_from_memory_and_from_disk(pairs, tmp_path):
+    first = load_heldout(pairs, Bytes(), tmp_path)
+    prepare(pairs, Bytes(), tmp_path)
+    assert_same([first.rows([0, 2])], [load_heldout(pairs, Bytes(), tmp_path).rows([0, 2])])
+
+
 def test_batch_size_and_seed_may_change_after_preparing(cfg, make_config, tmp_path):
     prepare(cfg, Bytes(), tmp_path)
     open_prepared(make_config(seed=9, **dict(cfg.data) | {"batch_size": 2, "prefetch": 3}), Bytes(), tmp_path)
@@ -273,10 +281,25 @@ def test_damaged_prepared_files(cfg, pairs, tmp_path):
         open_prepared(cfg, Bytes(), tmp_path / "a")
 
 
-# ---------------------------------------------------------------- a real corpus, where there is one
-@pytest.mark.skipif("JAXFORMER_DATA" not in os.environ, reason="JAXFORMER_DATA names no directory of text files")
+# ---------------------------------------------------------------- real data, where there is some
+needs_data = pytest.mark.skipif("JAXFORMER_DATA" not in os.environ, reason="JAXFORMER_DATA names no data directory")
+
+
+@needs_data
 def test_real_text(make_config):
-    source = TextSource(paths=(os.path.join(os.environ["JAXFORMER_DATA"], "**", "*.txt"),))
-    cfg = make_config(train=source, length=256)
-    rows = build(cfg)
-    assert rows.num_tokens > 1000
+    path = os.path.join(os.environ["JAXFORMER_DATA"], "wikitext-2", "wiki.valid.txt.xz")
+    rows = build(make_config(train=TextSource(paths=(path,), document="paragraph"), length=512))
+    assert rows.num_tokens > 1_000_000
+    assert rows.num_tokens / (len(rows) * 512) > 0.98
+
+
+@needs_data
+@pytest.mark.parametrize(
+    ("name", "vocab_size", "ids"),
+    [("llama2_tokenizer.model", 32_000, (0, 1, 2)), ("t5-base.spiece.model", 32_000, (0, 0, 1))],
+)
+def test_real_tokenizers(name, vocab_size, ids):
+    tokenizer = load_sentencepiece(os.path.join(os.environ["JAXFORMER_DATA"], "tokenizers", name))
+    assert (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id) == ids
+    assert tokenizer.vocab_size == vocab_size
+    assert tokenizer.decode(tokenizer.encode("Hello world.")) == "Hello world."

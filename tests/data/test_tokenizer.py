@@ -18,6 +18,7 @@ from jaxformer.data import (
     make_tokenizer,
     open_source,
     train_sentencepiece,
+    train_tokenizer_file,
 )
 from jaxformer.data.tokenizer import _drawn
 from jaxformer.errors import UserError
@@ -181,6 +182,13 @@ def test_save_and_load(trained, tmp_path):
         assert type(loaded) is type(tokenizer)
         assert loaded.digest == tokenizer.digest
         assert loaded.encode(AWKWARD) == tokenizer.encode(AWKWARD)
+
+
+def test_trained_into_a_file(tmp_path):
+    (tmp_path / "a.txt").write_text(SOURCE[:5000])
+    path = train_tokenizer_file([str(tmp_path / "*.txt")], 350, "bpe", tmp_path / "my.model")
+    assert path == tmp_path / "my.model"
+    assert load_sentencepiece(path).vocab_size == 350
 
 
 def test_pickle(trained):

@@ -1,0 +1,174 @@
+"""Checks across fields: each says which field, which value and what to do."""
+
+import pytest
+
+from jaxformer.config import AttentionConfig, BlockConfig, MemorySource, MlpConfig, RunConfig, apply_overrides
+from jaxformer.errors import UserError
+
+DECODER, ENCODER = "model.decoder.pattern.0", "model.encoder.pattern.0"
+PLAIN = '{"num_heads": 4, "head_dim": 4}'
+WSD = ("optim.schedule.kind=wsd", "optim.schedule.warmup_steps=40", "optim.schedule.decay_steps=70")
+
+DECODER_ONLY = {
+    "kv heads do not divide": (
+        [f"{DECODER}.attention.num_kv_heads=3"],
+        ["model.decoder.pattern.0.attention", "num_heads=4", "num_kv_heads=3", "multiple"],
+    ),
+    "rotary positions of odd head_dim": (
+        [f"{DECODER}.attention.position.kind=rope", f"{DECODER}.attention.head_dim=5"],
+        ["model.decoder.pattern.0.attention", "head_dim=5", "even"],
+    ),
+    "a decoder that sees the future": (
+        [f"{DECODER}.attention.causal=false"],
+        ["decoder.pattern.0.attention.causal=false", "set true"],
+    ),
+    "cross-attention without an encoder": (
+        [f"{DECODER}.cross_attention={PLAIN}"],
+        ["decoder.pattern.0.cross_attention is set", "encoder is none", "both", "neither"],
+    ),
+    "pattern longer than the stack": (
+        ["model.decoder.num_layers=0"],
+        ["model.decoder.num_layers = 0", "greater than 0"],
+    ),
+    "no stack at all": (["model.decoder=none"], ["encoder and decoder are both none", "at least one stack"]),
+    "a decoder without logits": (["model.head=none"], ["head=none", "set a head"]),
+    "sinusoids of odd width": (
+        ["model.embedding.position.kind=sinusoidal", "model.embed_dim=15"],
+        ["embed_dim=15", "even"],
+    ),
+    "rows longer than learned positions": (
+        ["data.length=33"],
+        ["data.length=33", "model.embedding.position.max_length=32", "shorten", "raise"],
+    ),
+    "accumulation does not divide": (
+        ["train.accumulate=3"],
+        ["data.batch_size=8", "multiple of", "train.accumulate=3"],
+    ),
+    "objective of another shape": (
+        ['data.objective={"kind": "seq2seq", "input_length": 8}'],
+        ["data.objective.kind=seq2seq", "encoder-decoder", "decoder-only", "change the objective or the stacks"],
+    ),
+    "warm-up longer than the run": (
+        ["optim.schedule.warmup_steps=200", "train.steps=100"],
+        ["optim.schedule.warmup_steps=200", "train.steps=100", "shorten"],
+    ),
+    "warm-up and decay longer than the run": (
+        [*WSD, "train.steps=100"],
+        ["optim.schedule", "warmup_steps=40", "decay_steps=70", "train.steps=100", "shorten"],
+    ),
+    "bytes do not fit the vocabulary": (["model.vocab_size=258"], ["model.vocab_size=258", "259"]),
+    "exact match of continuations": (
+        ["evaluate.exact_match=5"],
+        ["evaluate.exact_match=5", "data.objective.kind=seq2seq", "set it to 0"],
+    ),
+    "nesterov without momentum": (
+        ["optim.algorithm.kind=sgd", "optim.algorithm.nesterov=true"],
+        ["optim", "algorithm.nesterov=true", "algorithm.momentum=0", "0.9"],
+    ),
+    "two open mesh axes": (["mesh.fsdp=-1"], ["mesh", "data, fsdp", "-1", "only one"]),
+    "a mesh axis of size zero": (["mesh.tensor=0"], ["mesh", "tensor=0", "size 1"]),
+    "a negative mesh axis": (["mesh.tensor=-2"], ["mesh.tensor = -2", "-1"]),
+    "context parallelism": (["mesh.context=2"], ["mesh", "context=2", "not yet", "set 1"]),
+    "expert parallelism": (["mesh.expert=2"], ["mesh", "expert=2", "not yet", "set 1"]),
+    "pipeline parallelism": (["mesh.stage=2"], ["mesh", "stage=2", "not yet", "set 1"]),
+    "documents and pairs": (['data.train.pairs=[["a", "b"]]'], ["data.train", "exactly one of documents and pairs"]),
+}
+
+ENCODER_DECODER = {
+    "a window that looks both ways": (
+        [f"{ENCODER}.attention.window=4"],
+        ["model.encoder.pattern.0.attention", "window=4", "causal=true"],
+    ),
+    "an encoder nobody attends to": (
+        [f"{DECODER}.cross_attention=none"],
+        ["decoder.pattern.0.cross_attention is none", "encoder is set", "both", "neither"],
+    ),
+    "no encoder to attend to": (
+        ["model.encoder=none"],
+        ["decoder.pattern.0.cross_attention is set", "encoder is none", "both", "neither"],
+    ),
+    "cross-attention in the encoder": (
+        [f"{ENCODER}.cross_attention={PLAIN}"],
+        ["encoder.pattern has cross_attention", "only a decoder"],
+    ),
+    "causal cross-attention": (
+        [f"{DECODER}.cross_attention.causal=true"],
+        ["model.decoder.pattern.0", "cross_attention", "causal=false"],
+    ),
+    "rotary cross-attention": (
+        [f"{DECODER}.cross_attention.position.kind=rope"],
+        ["model.decoder.pattern.0", "cross_attention", "position=none"],
+    ),
+    "objective of another shape": (
+        ["data.objective.kind=causal"],
+        ["data.objective.kind=causal", "decoder-only", "encoder-decoder", "change the objective or the stacks"],
+    ),
+    "source rows longer than learned positions": (
+        ['model.embedding.position={"kind": "learned", "max_length": 16}', "data.objective.input_length=17"],
+        ["data.objective.input_length=17", "max_length=16", "shorten", "raise"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DECODER_ONLY)
+def test_decoder_only(run, case):
+    _says(run, *DECODER_ONLY[case])
+
+
+@pytest.mark.parametrize("case", ENCODER_DECODER)
+def test_encoder_decoder(pair_run, case):
+    _says(pair_run, *ENCODER_DECODER[case])
+
+
+def test_a_pattern_longer_than_its_stack(run):
+    block = run.model.decoder.pattern[0].model_dump_json()
+    _says(
+        run,
+        [f"model.decoder.pattern=[{block}, {block}, {block}]"],
+        ["model.decoder", "pattern has 3 blocks", "num_layers=2", "raise num_layers or shorten the pattern"],
+    )
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [f"{DECODER}.attention.num_kv_heads=1"],
+        [f"{DECODER}.attention.window=1"],
+        ["data.length=32"],
+        ["train.accumulate=8"],
+        [*WSD, "train.steps=110"],
+        ["optim.schedule.kind=inverse_sqrt", "train.steps=10"],  # its warm-up may outlast a short run
+        ["mesh.data=2", "mesh.fsdp=-1"],
+        ["model.vocab_size=259"],
+        ["model.embedding.position.kind=sinusoidal", "data.length=100000"],
+    ],
+)
+def test_the_edge_of_what_is_allowed(run, overrides):
+    assert isinstance(apply_overrides(run, overrides), RunConfig)
+
+
+def test_an_empty_source_is_refused():
+    with pytest.raises(ValueError, match="exactly one of documents and pairs"):
+        MemorySource()
+
+
+def test_checks_hold_in_python_too():
+    with pytest.raises(ValueError, match="num_heads=4 is not a multiple of num_kv_heads=3"):
+        AttentionConfig(num_heads=4, num_kv_heads=3, head_dim=4)
+    attention = AttentionConfig(num_heads=4, head_dim=4, causal=True)
+    with pytest.raises(ValueError, match="cross_attention must have causal=false"):
+        BlockConfig(attention=attention, cross_attention=attention, mlp=MlpConfig(dim=4))
+
+
+def test_layers_of_each_place_of_a_pattern(run):
+    block = run.model.decoder.pattern[0].model_dump_json()
+    five = ["model.decoder.num_layers=5", f"model.decoder.pattern=[{block}, {block}]"]
+    stack = apply_overrides(run, five).model.decoder
+    assert [stack.layers_at(0), stack.layers_at(1)] == [3, 2]
+
+
+def _says(config: RunConfig, overrides: list[str], words: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        apply_overrides(config, overrides)
+    for word in words:
+        assert word in str(caught.value)

@@ -1,0 +1,232 @@
+"""Run files and `config.json`: what goes out comes back, nothing is executed on the way, mistakes are explained."""
+
+import json
+import pickle
+import sys
+
+import pytest
+from hypothesis import given, strategies as st
+from pydantic import ValidationError
+
+from jaxformer.config import (
+    Cosine,
+    DataConfig,
+    EvaluateConfig,
+    InverseSqrt,
+    JsonlSource,
+    Linear,
+    MemorySource,
+    MeshConfig,
+    OptimConfig,
+    RunConfig,
+    Seq2Seq,
+    TrainConfig,
+    WarmupStableDecay,
+    apply_overrides,
+    load_json,
+    load_run_file,
+    save_json,
+)
+from jaxformer.errors import UserError
+from jaxformer.models import PRESETS, preset
+
+RUN_FILE = """
+from jaxformer.config import ByteTokenizer, DataConfig, MemorySource, RunConfig
+from jaxformer.models.gpt2 import gpt2
+
+def config():
+    model = gpt2(num_layers=1, embed_dim=4, num_heads={heads}, vocab_size=300, max_length=8)
+    data = DataConfig(train=MemorySource(documents=("abc",)), tokenizer=ByteTokenizer(), length={length})
+    return {result}
+"""
+GOOD = {"heads": 1, "length": 8, "result": "RunConfig(model=model, data=data)"}
+
+
+# ---------------------------------------------------------------- run files
+def test_a_run_file_and_its_default_workdir(tmp_path):
+    config = load_run_file(_written(tmp_path / "small_run.py", **GOOD))
+    assert config.data.length == 8
+    assert config.workdir == "runs/small_run"
+
+
+def test_overrides_apply_and_may_set_the_workdir(tmp_path):
+    config = load_run_file(_written(tmp_path / "small_run.py", **GOOD), ["data.length=4", "workdir=elsewhere"])
+    assert (config.data.length, config.workdir) == (4, "elsewhere")
+
+
+def test_a_workdir_of_the_file_is_kept(tmp_path):
+    result = "RunConfig(model=model, data=data, workdir='mine')"
+    assert load_run_file(_written(tmp_path / "small_run.py", **GOOD | {"result": result})).workdir == "mine"
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(UserError, match=r"absent\.py' does not exist: name a Python file"):
+        load_run_file(tmp_path / "absent.py")
+
+
+def test_a_directory_is_not_a_run_file(tmp_path):
+    with pytest.raises(UserError, match="does not exist: name a Python file"):
+        load_run_file(tmp_path)
+
+
+def test_a_file_without_config(tmp_path):
+    path = tmp_path / "empty.py"
+    path.write_text("steps = 3\n")
+    with pytest.raises(UserError, match=r"empty\.py' has no function config\(\)"):
+        load_run_file(path)
+
+
+def test_a_file_that_returns_something_else(tmp_path):
+    path = _written(tmp_path / "small_run.py", **GOOD | {"result": "model"})
+    with pytest.raises(UserError, match=r"small_run\.py'.* returned ModelConfig, expected RunConfig"):
+        load_run_file(path)
+
+
+def test_a_mistake_inside_config_names_file_field_and_value(tmp_path):
+    path = _written(tmp_path / "small_run.py", **GOOD | {"length": -5})
+    with pytest.raises(UserError, match=r"small_run\.py: length = -5: .*greater than 0"):
+        load_run_file(path)
+
+
+def test_a_check_across_fields_inside_config(tmp_path):
+    path = _written(tmp_path / "small_run.py", **GOOD | {"length": 9})
+    with pytest.raises(UserError, match=r"small_run\.py: data\.length=9 is longer than .*max_length=8"):
+        load_run_file(path)
+
+
+def test_a_defect_of_the_file_itself_keeps_its_traceback(tmp_path):
+    path = tmp_path / "broken.py"
+    path.write_text("def config():\n    return 1 / 0\n")
+    with pytest.raises(ZeroDivisionError):
+        load_run_file(path)
+
+
+# ---------------------------------------------------------------- config.json
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_every_preset_survives_json(tmp_path, name):
+    _round_trip(_run_of(preset(name)), tmp_path)
+
+
+def test_no_file_in_between_is_left(tmp_path, run):
+    save_json(run, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+@given(data=st.data())
+def test_any_values_survive_json(tmp_path_factory, run, data):
+    changed = RunConfig.model_validate(dict(run) | {name: data.draw(field) for name, field in FIELDS.items()})
+    assert RunConfig.model_validate_json(changed.model_dump_json()) == changed
+    assert apply_overrides(changed, []) == changed
+    assert hash(RunConfig.model_validate_json(changed.model_dump_json())) == hash(changed)
+
+
+def test_not_a_run_directory(tmp_path):
+    with pytest.raises(UserError, match=r"is not a run directory: it has no config\.json"):
+        load_json(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"{", b"", b"\xff\xfe{}", pickle.dumps({"seed": 1})])
+def test_invalid_json(tmp_path, content):
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(UserError, match=r"config\.json: not valid JSON \("):
+        load_json(tmp_path)
+
+
+def test_a_saved_config_is_validated(tmp_path, run):
+    tree = run.model_dump(mode="json")
+    tree["train"]["steps"] = "many"
+    (tmp_path / "config.json").write_text(json.dumps(tree))
+    with pytest.raises(UserError, match=r"config\.json: train\.steps = 'many': .*integer"):
+        load_json(tmp_path)
+
+
+def test_a_field_from_another_version_is_refused(tmp_path, run):
+    (tmp_path / "config.json").write_text(json.dumps(run.model_dump(mode="json") | {"novelty": 1}))
+    with pytest.raises(UserError, match=r"config\.json: novelty = 1: "):
+        load_json(tmp_path)
+
+
+def test_loading_json_executes_nothing(tmp_path, run):
+    text = "__import__('os').abort()"
+    save_json(apply_overrides(run, [f"workdir={text}"]), tmp_path)
+    for name in ("config.py", "__init__.py", "conftest.py"):
+        (tmp_path / name).write_text("raise AssertionError('executed')\n")
+    load_json(tmp_path)  # what the library imports on first use is not what this test is about
+    AUDIT.append([])
+    config = load_json(tmp_path)
+    assert config.workdir == text
+    assert AUDIT.pop() == []
+
+
+# ---------------------------------------------------------------- frozen values
+def test_configs_are_frozen(run):
+    with pytest.raises(ValidationError, match="frozen"):
+        run.seed = 1
+    with pytest.raises(ValidationError, match="frozen"):
+        run.model.decoder.num_layers = 1
+
+
+def test_configs_are_hashable_by_value(run, pair_run):
+    """A model is a static argument of jitted functions."""
+    copy = RunConfig.model_validate_json(run.model_dump_json())
+    assert copy is not run
+    assert hash(copy) == hash(run)
+    assert len({run.model, copy.model, pair_run.model}) == 2
+
+
+# ---------------------------------------------------------------- builders
+POSITIVE = st.integers(1, 10**9)
+REAL = st.floats(min_value=0.0, exclude_min=True, allow_infinity=False)
+UNIT = st.floats(0.0, 1.0)
+TEXTS = st.lists(st.text(), min_size=1, max_size=3).map(tuple)
+FIELDS = {
+    "workdir": st.text(),
+    "seed": st.integers(0, 2**64),
+    "data": st.builds(
+        DataConfig,
+        train=st.builds(MemorySource, documents=TEXTS) | st.builds(JsonlSource, paths=TEXTS, text=st.text()),
+        heldout=st.none() | st.builds(MemorySource, pairs=st.lists(st.tuples(st.text(), st.text()), min_size=1)),
+        length=st.integers(1, 32),
+        batch_size=POSITIVE,
+        pack=st.booleans(),
+    ),
+    "optim": st.builds(
+        OptimConfig,
+        learning_rate=REAL,
+        schedule=st.builds(Linear, final=UNIT)
+        | st.builds(Cosine, final=UNIT)
+        | st.builds(InverseSqrt, warmup_steps=POSITIVE)
+        | st.builds(WarmupStableDecay, decay_steps=st.just(1), final=UNIT),
+        clip_norm=st.none() | REAL,
+    ),
+    "train": st.builds(TrainConfig, steps=POSITIVE, unroll=st.just("all") | POSITIVE, peak_flops=st.none() | REAL),
+    "mesh": st.builds(MeshConfig, data=POSITIVE, fsdp=st.just(-1) | POSITIVE),
+    "evaluate": st.builds(EvaluateConfig, every=st.none() | POSITIVE, prompts=TEXTS),
+}
+
+AUDIT: list[list[str]] = []
+
+
+def _audit(event: str, args: tuple) -> None:
+    if AUDIT and event in ("exec", "compile", "import", "pickle.find_class", "subprocess.Popen", "os.system"):
+        AUDIT[-1].append(f"{event} {args}")
+
+
+sys.addaudithook(_audit)  # for the life of the process, and silent unless a test listens
+
+
+def _run_of(model) -> RunConfig:
+    data = {"train": MemorySource(documents=("a",)), "length": 8}
+    if model.shape == "encoder-decoder":
+        data = {"train": MemorySource(pairs=(("a", "b"),)), "length": 8, "objective": Seq2Seq(input_length=8)}
+    return RunConfig(model=model, data=DataConfig(**data))
+
+
+def _round_trip(config: RunConfig, directory) -> None:
+    save_json(config, directory)
+    assert load_json(directory) == config
+
+
+def _written(path, **fields):
+    path.write_text(RUN_FILE.format(**fields))
+    return path

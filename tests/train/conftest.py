@@ -1,0 +1,87 @@
+"""Tiny runs that the training tests vary."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxformer.config import ByteTokenizer, DataConfig, MemorySource, RunConfig, Seq2Seq
+from jaxformer.layers import Transformer, abstract_params
+from jaxformer.models.gpt2 import gpt2
+from jaxformer.models.vaswani import vaswani
+from jaxformer.run import make_runtime
+from jaxformer.sharding import global_batch, make_mesh
+from jaxformer.train.optim import make_optimizer
+from jaxformer.train.state import TrainState, init_state, state_shardings
+from jaxformer.train.step import train_step
+
+DOCUMENTS = tuple(f"document {i}: " + "abc " * (i % 7) for i in range(40))
+
+
+@pytest.fixture
+def make_config() -> Callable[..., RunConfig]:
+    """A decoder-only run on a few short documents, or an encoder-decoder on pairs; fields override."""
+
+    def make(shape: str = "decoder-only", dropout: float = 0.0, **fields: Any) -> RunConfig:
+        data = {"tokenizer": ByteTokenizer(), "length": 32, "batch_size": 8} | fields.pop("data", {})
+        if shape == "decoder-only":
+            model = gpt2(num_layers=2, embed_dim=16, num_heads=2, vocab_size=264, max_length=64, dropout=dropout)
+            source = MemorySource(documents=DOCUMENTS)
+        else:
+            model = vaswani(num_layers=2, embed_dim=16, num_heads=2, mlp_dim=32, vocab_size=264, dropout=dropout)
+            source = MemorySource(pairs=tuple((text, text[:5]) for text in DOCUMENTS))
+            data["objective"] = Seq2Seq(input_length=64)
+        model = fields.pop("model", model)
+        data = {"train": source, "heldout": source} | data
+        return RunConfig(model=model, data=DataConfig(**data), **fields)
+
+    return make
+
+
+@pytest.fixture
+def make_batch() -> Callable[..., dict[str, np.ndarray]]:
+    """Random packed rows, with a second segment and padding at the end."""
+
+    def make(config: RunConfig, seed: int = 0) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng(seed)
+        rows, length = config.data.batch_size, config.data.length
+        cut, end = rng.integers(3, length // 2, (rows, 1)), rng.integers(length // 2, length + 1, (rows, 1))
+        index = np.broadcast_to(np.arange(length), (rows, length))
+        segments = np.where(index < cut, 1, np.where(index < end, 2, 0))
+        batch = {
+            "tokens": rng.integers(0, config.model.vocab_size, (rows, length)),
+            "targets": rng.integers(0, config.model.vocab_size, (rows, length)),
+            "positions": np.where(index < cut, index, index - cut) * (segments > 0),
+            "segments": segments,
+        }
+        if config.model.shape == "encoder-decoder":
+            batch |= {"inputs": batch["targets"], "input_positions": batch["positions"], "input_segments": segments}
+        arrays = {name: a.astype(np.int32) for name, a in batch.items()}
+        return arrays | {"weights": (segments > 0).astype(np.float32)}
+
+    return make
+
+
+@pytest.fixture
+def run_steps(make_batch) -> Callable[..., tuple[TrainState, list[dict[str, float]]]]:
+    """Train from scratch on the mesh of the config; the final state and each step's metrics."""
+
+    def run(config: RunConfig, num_steps: int = 2, num_devices: int = 1) -> tuple[TrainState, list[dict[str, float]]]:
+        mesh = make_mesh(config.mesh, jax.devices()[:num_devices])
+        optimizer = make_optimizer(config.optim, config.train.steps, abstract_params(config.model)[1])
+        model = Transformer(config.model, make_runtime(config.train))
+        shardings = state_shardings(config, jax.eval_shape(lambda: init_state(config, optimizer)), mesh)
+        state = jax.jit(lambda: init_state(config, optimizer), out_shardings=shardings)()
+        step = partial(train_step, model=model, optimizer=optimizer, config=config)
+        step = jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
+        history = []
+        with jax.set_mesh(mesh):
+            for i in range(num_steps):
+                state, metrics = step(state, global_batch(make_batch(config, seed=i), mesh))
+                history.append({name: float(value) for name, value in metrics.items()})
+        return state, history
+
+    return run

@@ -1,0 +1,75 @@
+"""Where every array of the train state lives."""
+
+import jax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from jaxformer.config import MeshConfig, OptimConfig
+from jaxformer.errors import UserError
+from jaxformer.layers import abstract_params
+from jaxformer.sharding import check_batch, make_mesh, path_name
+from jaxformer.train.optim import make_optimizer
+from jaxformer.train.state import init_state, state_shardings
+
+EXPECTED = {
+    "embedding/tokens": P("tensor", "fsdp"),
+    "embedding/positions": P(None, "fsdp"),
+    "decoder/final_norm/scale": P(None),
+    "decoder/blocks_0/attention/q/kernel": P(None, "fsdp", "tensor", None),
+    "decoder/blocks_0/attention/q/bias": P(None, "tensor", None),
+    "decoder/blocks_0/attention/out/kernel": P(None, "tensor", None, "fsdp"),
+    "decoder/blocks_0/mlp/up/kernel": P(None, "fsdp", "tensor"),
+    "decoder/blocks_0/mlp/down/kernel": P(None, "tensor", "fsdp"),
+    "decoder/blocks_0/mlp/down/bias": P(None, "fsdp"),
+}
+
+
+def _specs(config, **mesh):
+    optimizer = make_optimizer(config.optim, 10, abstract_params(config.model)[1])
+    abstract = jax.eval_shape(lambda: init_state(config, optimizer))
+    shardings = state_shardings(config, abstract, make_mesh(MeshConfig(**mesh)))
+    return {path_name(path): s.spec for path, s in jax.tree_util.tree_leaves_with_path(shardings)}
+
+
+def test_parameters_and_moments_are_split_alike(make_config):
+    specs = _specs(make_config(optim=OptimConfig(ema_decay=0.9)), data=2, fsdp=2, tensor=2)
+    for path, spec in EXPECTED.items():
+        assert specs[f"params/{path}"] == spec, path
+        assert specs[f"ema/{path}"] == spec, path
+        moments = [s for p, s in specs.items() if p.startswith("opt_state") and p.endswith(path)]
+        assert moments == [spec, spec], path
+
+
+def test_nothing_is_split_on_a_data_mesh(make_config):
+    for path, spec in _specs(make_config(), data=8).items():
+        assert all(entry is None for entry in spec), path
+
+
+@pytest.mark.parametrize("kind", ["adafactor", "lion", "muon"])
+def test_every_optimizer_state_has_a_sharding(kind, make_config):
+    specs = _specs(make_config(optim=OptimConfig(algorithm={"kind": kind})), fsdp=4, tensor=2, data=1)
+    moments = [s for p, s in specs.items() if p.startswith("opt_state") and p.endswith("mlp/up/kernel")]
+    assert kind == "adafactor" or P(None, "fsdp", "tensor") in moments
+
+
+def test_a_state_on_eight_devices_holds_an_eighth(make_config):
+    config = make_config()
+    optimizer = make_optimizer(config.optim, 10, abstract_params(config.model)[1])
+    mesh = make_mesh(MeshConfig(data=1, fsdp=4, tensor=2))
+    shardings = state_shardings(config, jax.eval_shape(lambda: init_state(config, optimizer)), mesh)
+    state = jax.jit(lambda: init_state(config, optimizer), out_shardings=shardings)()
+    kernel = state.params["decoder"]["blocks_0"]["mlp"]["up"]["kernel"]
+    assert kernel.addressable_shards[0].data.size * 8 == kernel.size
+    assert state.opt_state[1].mu["decoder"]["blocks_0"]["mlp"]["up"]["kernel"].sharding == kernel.sharding
+
+
+def test_a_batch_that_does_not_divide_is_named(make_config):
+    config = make_config(data={"batch_size": 12})
+    with pytest.raises(UserError, match=r"data.batch_size=12.*multiple of 8"):
+        check_batch(config, num_devices=8)
+
+
+def test_a_mesh_that_does_not_fit_is_named(make_config):
+    config = make_config(mesh=MeshConfig(data=3))
+    with pytest.raises(UserError, match=r"data=3.*8 devices"):
+        check_batch(config, num_devices=8)

@@ -1,0 +1,113 @@
+"""One step: golden numbers, and equalities that must hold between ways of computing it."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+import torch
+
+from jaxformer.config import MeshConfig, OptimConfig, TrainConfig
+from jaxformer.layers import Transformer, init_params
+from jaxformer.train.state import init_state
+from jaxformer.train.step import eval_step, gradient_sums
+
+GOLDEN = {
+    "decoder-only": [],
+    "encoder-decoder": [],
+}
+
+
+@pytest.mark.parametrize("shape", GOLDEN)
+def test_golden_losses(shape, make_config, run_steps):
+    """Update these numbers only when the mathematics of a step changes on purpose, and say so in the commit."""
+    _, history = run_steps(make_config(shape), num_steps=3)
+    found = [(h["loss"], h["grad_norm"]) for h in history]
+    np.testing.assert_allclose(found, GOLDEN[shape], rtol=2e-5)
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_accumulation_equals_the_whole_batch(parts, make_config, make_batch):
+    """Rows hold different numbers of real tokens, so means of micro-batch means would differ."""
+    whole, split = make_config(), make_config(train=TrainConfig(accumulate=parts))
+    batch, key = make_batch(whole), jax.random.key(0)
+    params = init_params(whole.model, key)
+    model = Transformer(whole.model)
+    expected, sums = gradient_sums(params, batch, key, model, whole)
+    found, split_sums = gradient_sums(params, batch, key, model, split)
+    np.testing.assert_allclose(split_sums, sums, rtol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), found, expected)
+
+
+@pytest.mark.parametrize("sizes", [{"data": 8}, {"fsdp": 8, "data": 1}, {"tensor": 2, "data": 4}, {"fsdp": 2, "tensor": 2}])
+@pytest.mark.parametrize("shape", ["decoder-only", "encoder-decoder"])
+def test_eight_devices_equal_one(shape, sizes, make_config, run_steps):
+    optim = OptimConfig(learning_rate=1e-2, weight_decay=0.1)
+    _, one = run_steps(make_config(shape, optim=optim), num_steps=3)
+    state, eight = run_steps(make_config(shape, optim=optim, mesh=MeshConfig(**sizes)), 3, num_devices=8)
+    for a, b in zip(one, eight, strict=True):
+        for name in ("loss", "grad_norm", "param_norm"):
+            np.testing.assert_allclose(a[name], b[name], rtol=1e-5, err_msg=name)
+
+
+def test_gradients_on_eight_devices_equal_one(make_config, run_steps):
+    """Under plain SGD with rate 1 the change of the parameters is the gradient."""
+    optim = OptimConfig(algorithm={"kind": "sgd"}, learning_rate=1.0, clip_norm=None, schedule={"kind": "constant"})
+    one, _ = run_steps(make_config(optim=optim), num_steps=1)
+    mesh = MeshConfig(data=2, fsdp=2, tensor=2)
+    eight, _ = run_steps(make_config(optim=optim, mesh=mesh), num_steps=1, num_devices=8)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), one.params, eight.params)
+
+
+def test_ema_follows_the_parameters(make_config, run_steps):
+    config = make_config(optim=OptimConfig(ema_decay=0.75))
+    before = init_state(config, optax.identity()).params
+    state, _ = run_steps(config, num_steps=1)
+    expected = jax.tree.map(lambda old, new: 0.75 * old + 0.25 * new, before, state.params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), state.ema, expected)
+    assert state.best_params is state.ema
+
+
+def test_z_loss_and_label_smoothing_reach_the_loss(make_config, run_steps):
+    plain = run_steps(make_config(), 1)[1][0]
+    regular = run_steps(make_config(train=TrainConfig(z_loss=0.1, label_smoothing=0.1)), 1)[1][0]
+    assert regular["loss"] > plain["loss"]
+    assert regular["perplexity"] == pytest.approx(plain["perplexity"], rel=1e-5)
+
+
+def test_dropout_follows_the_step_and_the_seed(make_config, run_steps):
+    first = run_steps(make_config(dropout=0.2), 2)[1]
+    again = run_steps(make_config(dropout=0.2), 2)[1]
+    other = run_steps(make_config(dropout=0.2, seed=1), 2)[1]
+    assert first == again
+    assert first[0]["loss"] != other[0]["loss"]
+
+
+def test_eval_step_sums_over_real_tokens(make_config, make_batch):
+    config = make_config()
+    batch, params = make_batch(config), init_params(config.model, jax.random.key(0))
+    model = Transformer(config.model)
+    whole = eval_step(params, batch, model=model)
+    halves = [{name: a[i::2] for name, a in batch.items()} for i in range(2)]
+    parts = [eval_step(params, half, model=model) for half in halves]
+    np.testing.assert_allclose(np.sum(parts, axis=0), whole, rtol=1e-5)
+    assert float(whole.weight) == batch["weights"].sum()
+
+
+def test_adamw_equals_torch(make_config, run_steps):
+    """Three updates of one matrix under clipping, decay and a constant rate."""
+    config = OptimConfig(learning_rate=1e-2, weight_decay=0.1, schedule={"kind": "constant"}, clip_norm=1.0)
+    from jaxformer.train.optim import make_optimizer
+
+    rng = np.random.default_rng(0)
+    start, grads = rng.normal(size=(4, 3)).astype(np.float32), rng.normal(size=(3, 4, 3)).astype(np.float32)
+    params, optimizer = {"kernel": start}, make_optimizer(config, 10, {"kernel": ("embed", "mlp")})
+    state = optimizer.init(params)
+    theirs = torch.nn.Parameter(torch.tensor(start))
+    peer = torch.optim.AdamW([theirs], lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    for grad in grads:
+        updates, state = optimizer.update({"kernel": grad}, state, params)
+        params = optax.apply_updates(params, updates)
+        theirs.grad = torch.tensor(grad)
+        torch.nn.utils.clip_grad_norm_([theirs], 1.0)
+        peer.step()
+    np.testing.assert_allclose(params["kernel"], theirs.detach().numpy(), atol=1e-6)
