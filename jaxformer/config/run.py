@@ -20,6 +20,8 @@ class TrainConfig(Config):
     z_loss: NonNegativeFloat = 0.0
     """Weight of log(Z)^2, which keeps the softmax normaliser near 1."""
     label_smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    loss_chunks: PositiveInt | Literal["auto"] = "auto"
+    """Parts of the sequence whose logits exist at a time; the result does not depend on it."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of activations; auto is bfloat16 on TPU and GPU, float32 on CPU. Parameters are always float32."""
     remat: Literal["none", "full", "dots"] = "none"
@@ -108,6 +110,8 @@ def _check_lengths(cfg: RunConfig) -> None:
                 f"{field}={length} is longer than model.embedding.position.max_length={limit}: "
                 "shorten the rows or raise max_length"
             )
+    if cfg.train.loss_chunks != "auto" and cfg.data.length % cfg.train.loss_chunks:
+        raise ValueError(f"data.length={cfg.data.length} is not a multiple of train.loss_chunks={cfg.train.loss_chunks}")
     if cfg.data.batch_size % cfg.train.accumulate:
         raise ValueError(
             f"data.batch_size={cfg.data.batch_size} is not a multiple of train.accumulate={cfg.train.accumulate}"

@@ -85,7 +85,7 @@ def token_step(
 
 @partial(
     jax.jit,
-    static_argnames=("model", "max_new_tokens", "sampling", "eos_id"),
+    static_argnames=("model", "max_new_tokens", "sampling", "eos_id", "vocab_size"),
     donate_argnames="rows",
 )
 def continue_rows(
@@ -98,10 +98,15 @@ def continue_rows(
     max_new_tokens: int,
     sampling: Sampling,
     eos_id: int,
+    vocab_size: int,
 ) -> tuple[Int[Array, "B T"], Rows]:
-    """At least one new token a row (after a row's eos, eos again), and the rows in the memory of those given."""
+    """At least one new token a row (after a row's eos, eos again), and the rows in the memory of those given.
+
+    Ids from `vocab_size` on are never drawn: a model may have more rows in its table than its tokenizer has pieces.
+    """
 
     def draw(logits_BV: Array, done_B: Array, count: Array) -> Int[Array, " B"]:
+        logits_BV = logits_BV[:, :vocab_size]
         keys = jax.vmap(lambda seed: jax.random.fold_in(jax.random.key(seed), count))(prompt.seeds)
         return jnp.where(done_B, eos_id, sample(logits_BV, keys, **vars(sampling)))
 

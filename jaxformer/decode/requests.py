@@ -126,6 +126,7 @@ def _generate_batch(
         max_new_tokens=max_new_tokens,
         sampling=sampling,
         eos_id=_eos(run),
+        vocab_size=run.config.model.vocab_size if run.tokenizer is None else run.tokenizer.vocab_size,
     )
     return [_before(row, _eos(run)) for row in np.asarray(output)[: len(ids)].tolist()]
 

@@ -5,7 +5,7 @@ rematerialising are choices of the moment. `unstacked` parameters (a tuple of tr
 too: a decode loop that reads every weight once per token must not pay for slicing them out of the stack.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -41,25 +41,12 @@ class Stack(nn.Module):
 
     def __call__(self, x_BTD: jax.Array, context: Context, key: jax.Array | None = None) -> jax.Array:
         """All layers over whole rows, no cache."""
-        blocks, params = self._blocks(), self._params()
-        period, (repeats, rest) = len(blocks), divmod(self.config.num_layers, len(blocks))
-        keys = split_key(key, repeats + 1)
-
-        def one_period(x_BTD, inputs, count=period):
-            layers, key = inputs
-            for block, layer, block_key in zip(blocks[:count], layers[:count], split_key(key, period), strict=False):
-                x_BTD, _ = block.apply({"params": layer}, x_BTD, context, key=block_key)
-            return x_BTD, None
-
-        if self.runtime.remat != "none":
-            one_period = jax.checkpoint(one_period, policy=REMAT_POLICIES[self.runtime.remat], static_argnums=(2,))
-        whole = tuple(jax.tree.map(lambda a: a[:repeats], p) for p in params)
-        scan_keys = None if key is None else jnp.stack(keys[:repeats])
-        unroll = repeats if self.runtime.unroll == "all" else min(self.runtime.unroll, repeats)
-        x_BTD, _ = jax.lax.scan(lambda x, i: one_period(x, i, period), x_BTD, (whole, scan_keys), unroll=unroll)
-        if rest:
-            last = tuple(jax.tree.map(lambda a: a[repeats], p) for p in params[:rest])
-            x_BTD, _ = one_period(x_BTD, (last, keys[repeats]), rest)
+        keys = split_key(key, self.config.num_layers)
+        scanned = 0 if self.runtime.unroll == "all" else self._repeats * len(self.config.pattern)
+        if scanned:
+            x_BTD = self._scan(x_BTD, context, keys[:scanned])
+        for (block, layer), layer_key in zip(self._layers()[scanned:], keys[scanned:], strict=True):
+            x_BTD = self._apply(block)(layer, x_BTD, context, layer_key)
         return self._normed(x_BTD)
 
     def extend(
@@ -78,14 +65,42 @@ class Stack(nn.Module):
             block.apply({"params": layer}, source_BSD, method="cross_keys_values") for block, layer in self._layers()
         )
 
+    @property
+    def _repeats(self) -> int:
+        """How often the whole pattern occurs."""
+        return self.config.num_layers // len(self.config.pattern)
+
+    def _scan(self, x_BTD: jax.Array, context: Context, keys: list[jax.Array | None]) -> jax.Array:
+        """The whole repeats of the pattern, one trace for all of them."""
+        blocks, repeats = [self._apply(block) for block in self._blocks()], self._repeats
+
+        def one_repeat(x_BTD, inputs):
+            layers, keys = inputs
+            for i, apply in enumerate(blocks):
+                x_BTD = apply(layers[i], x_BTD, context, None if keys is None else keys[i])
+            return x_BTD, None
+
+        layers = [jax.tree.map(lambda a: a[:repeats], p) for p in self._params()]
+        stacked_keys = None if keys[0] is None else jnp.stack(keys).reshape(repeats, len(blocks))
+        unroll = min(self.runtime.unroll, repeats)
+        return jax.lax.scan(one_repeat, x_BTD, (layers, stacked_keys), unroll=unroll)[0]
+
+    def _apply(self, block: Block) -> Callable[..., jax.Array]:
+        """One block without a cache as a function of its parameters, rematerialised as the runtime says."""
+
+        def apply(params, x_BTD, context, key):
+            return block.apply({"params": params}, x_BTD, context, key=key)[0]
+
+        policy = REMAT_POLICIES.get(self.runtime.remat)
+        return apply if self.runtime.remat == "none" else jax.checkpoint(apply, policy=policy)
+
     def _normed(self, x_BTD: jax.Array) -> jax.Array:
         return x_BTD if self.config.final_norm is None else self.final_norm(x_BTD)
 
     def _blocks(self) -> list[Block]:
         scale = (2 * self.config.num_layers) ** -0.5 if self.init_config.depth_scaled_output else 1.0
-        return [
-            Block(b, self.embed_dim, self.init_config, scale, self.runtime, parent=None) for b in self.config.pattern
-        ]
+        shared = (self.embed_dim, self.init_config, scale, self.runtime)
+        return [Block(block, *shared, parent=None) for block in self.config.pattern]
 
     def _params(self) -> list[Params | tuple[Params, ...]]:
         """The parameters of each place of the pattern."""
@@ -93,9 +108,9 @@ class Stack(nn.Module):
 
     def _layers(self) -> list[tuple[Block, Params]]:
         """Every layer's block and parameters, in order of depth."""
-        blocks, params = self._blocks(), self._params()
+        blocks, params = self._blocks(), [layers_of(p) for p in self._params()]
         places = (divmod(layer, len(blocks)) for layer in range(self.config.num_layers))
-        return [(blocks[place], layer_params(params[place], depth)) for depth, place in places]
+        return [(blocks[place], params[place][depth]) for depth, place in places]
 
 
 def _stacked_init(key: jax.Array, block: Block, num_layers: int) -> Params:
@@ -106,18 +121,18 @@ def _stacked_init(key: jax.Array, block: Block, num_layers: int) -> Params:
     return nn.meta.add_axis(params, 0, {nn.PARTITION_NAME: "layers"})
 
 
-def layer_params(stored: Params | tuple[Params, ...], depth: int) -> Params:
-    """The parameters of one layer, from a stack or from a tuple of layers."""
-    return stored[depth] if isinstance(stored, tuple) else jax.tree.map(lambda a: a[depth], stored)
+def layers_of(stored: Params | tuple[Params, ...]) -> tuple[Params, ...]:
+    """The parameters of each layer, from a stack or from a tuple of layers."""
+    if isinstance(stored, tuple):
+        return stored
+    leaves, structure = jax.tree.flatten(stored)
+    # One split rather than a slice a layer: its gradient is one concatenation, not a sum of padded stacks.
+    parts = [[part[0] for part in jax.lax.split(leaf, [1] * len(leaf))] for leaf in leaves]
+    return tuple(jax.tree.unflatten(structure, layer) for layer in zip(*parts, strict=True))
 
 
 def unstacked(params: Params) -> Params:
     """The same parameters with every `blocks_i` a tuple of layers."""
-
-    def split(tree: Params) -> tuple[Params, ...]:
-        return tuple(layer_params(tree, i) for i in range(len(jax.tree.leaves(tree)[0])))
-
-    return {
-        name: split(value) if name.startswith("blocks_") else unstacked(value) if isinstance(value, dict) else value
-        for name, value in params.items()
-    }
+    if not isinstance(params, dict):
+        return params
+    return {n: layers_of(p) if n.startswith("blocks_") else unstacked(p) for n, p in params.items()}

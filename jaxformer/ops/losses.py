@@ -1,10 +1,12 @@
 """Token cross-entropy as sums, so that micro-batches and hosts add up to the whole batch exactly."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
 
 class LossSums(NamedTuple):
@@ -38,3 +40,63 @@ def cross_entropy(
     correct_BT = target_BT >= jax.lax.stop_gradient(logits_BTV).max(axis=-1)
     sums = (loss_BT, nll_BT, correct_BT, jnp.ones_like(loss_BT))
     return LossSums(*(jnp.sum(term * weights_BT) for term in sums))
+
+
+class LossOptions(NamedTuple):
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+    num_chunks: int = 1
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def head_loss(
+    head: Callable[[PyTree, Float[Array, "B T D"]], Float[Array, "B T V"]],
+    options: LossOptions,
+    params: PyTree,
+    hidden_BTD: Float[Array, "B T D"],
+    targets_BT: Int[Array, "B T"],
+    weights_BT: Float[Array, "B T"],
+) -> LossSums:
+    """`cross_entropy(head(params, hidden), ...)` with only T / num_chunks positions of logits in memory.
+
+    The gradient is formed in the forward pass, chunk by chunk, so no logits are kept or computed twice. Only the
+    `loss` of the sums is differentiable.
+    """
+    chunks = _chunks(options.num_chunks, hidden_BTD, targets_BT, weights_BT)
+    return jax.tree.map(lambda a: a.sum(), jax.lax.map(lambda c: _sums(head, options, params, *c), chunks))
+
+
+def _head_loss_forward(head, options: LossOptions, params, hidden_BTD, targets_BT, weights_BT):
+    def one_chunk(d_params, chunk):
+        loss = jax.value_and_grad(_loss_and_sums, argnums=(2, 3), has_aux=True)
+        (_, sums), (d_more, d_hidden) = loss(head, options, params, *chunk)
+        return jax.tree.map(jnp.add, d_params, d_more), (sums, d_hidden)
+
+    chunks = _chunks(options.num_chunks, hidden_BTD, targets_BT, weights_BT)
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    d_params, (sums, d_hidden) = jax.lax.scan(one_chunk, zeros, chunks)
+    d_hidden_BTD = jnp.moveaxis(d_hidden, 0, 1).reshape(hidden_BTD.shape)
+    return jax.tree.map(lambda a: a.sum(), sums), (d_params, d_hidden_BTD)
+
+
+def _head_loss_backward(head, options: LossOptions, saved, cotangent: LossSums):
+    d_params, d_hidden_BTD = jax.tree.map(lambda a: (a * cotangent.loss).astype(a.dtype), saved)
+    return d_params, d_hidden_BTD, None, None
+
+
+head_loss.defvjp(_head_loss_forward, _head_loss_backward)
+
+
+def _loss_and_sums(head, options, params, hidden, targets, weights) -> tuple[Float[Array, ""], LossSums]:
+    sums = _sums(head, options, params, hidden, targets, weights)
+    return sums.loss, sums
+
+
+def _sums(head, options: LossOptions, params, hidden, targets, weights) -> LossSums:
+    smoothing, z_loss = options.label_smoothing, options.z_loss
+    return cross_entropy(head(params, hidden), targets, weights, label_smoothing=smoothing, z_loss=z_loss)
+
+
+def _chunks(num_chunks: int, *arrays: Array) -> list[Array]:
+    """Split along T, which keeps the rows of a batch where they are when it is sharded."""
+    return [jnp.moveaxis(a.reshape(a.shape[0], num_chunks, -1, *a.shape[2:]), 1, 0) for a in arrays]

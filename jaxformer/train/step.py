@@ -9,7 +9,7 @@ import optax
 from jaxformer.config import RunConfig
 from jaxformer.evaluate.heldout import eval_step as eval_step
 from jaxformer.layers import Transformer
-from jaxformer.ops.losses import LossSums, cross_entropy
+from jaxformer.ops.losses import LossOptions, LossSums, head_loss
 from jaxformer.train.optim import make_schedule
 from jaxformer.train.state import TrainState
 from jaxformer.typing import Array, Float, Params, model_inputs
@@ -56,10 +56,15 @@ def gradient_sums(
     Sums, not means: micro-batches hold different numbers of real tokens, and each token counts the same.
     """
 
+    options = LossOptions(config.train.label_smoothing, config.train.z_loss, loss_chunks(config))
+
+    def head(params: Params, hidden_BTD: Array) -> Array:
+        return model.apply({"params": params}, hidden_BTD, method="logits")
+
     def loss(params: Params, batch: Batch, key: jax.Array) -> tuple[Float[Array, ""], LossSums]:
-        logits_BTV = model.apply({"params": params}, *model_inputs(batch), key=key)
-        smoothing, z_loss = config.train.label_smoothing, config.train.z_loss
-        sums = cross_entropy(logits_BTV, batch["targets"], batch["weights"], label_smoothing=smoothing, z_loss=z_loss)
+        hidden_BTD = model.apply({"params": params}, *model_inputs(batch), key, method="hidden")
+        head_params = {name: params[name] for name in ("embedding", "head") if name in params}
+        sums = head_loss(head, options, head_params, hidden_BTD, batch["targets"], batch["weights"])
         return sums.loss, sums
 
     value_and_grad = jax.value_and_grad(loss, has_aux=True)
@@ -75,6 +80,22 @@ def gradient_sums(
     zeros = (jax.tree.map(jnp.zeros_like, params), LossSums(*(jnp.zeros(()) for _ in LossSums._fields)))
     totals, _ = jax.lax.scan(add, zeros, (_micro_batches(batch, parts), jax.random.split(key, parts)))
     return totals
+
+
+def loss_chunks(config: RunConfig) -> int:
+    """How many parts of the sequence the loss is computed in: small enough logits, large enough products."""
+    if config.train.loss_chunks != "auto":
+        return config.train.loss_chunks
+    rows = config.data.batch_size // config.train.accumulate // jax.device_count()
+    positions = max(rows, 1) * config.data.length
+    chunks = 1
+    while (
+        config.data.length % (2 * chunks) == 0
+        and positions // (2 * chunks) >= 512
+        and positions // (2 * chunks) * config.model.vocab_size >= 2**22
+    ):
+        chunks *= 2
+    return chunks
 
 
 def _micro_batches(batch: Batch, parts: int) -> Batch:

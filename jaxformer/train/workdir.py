@@ -1,10 +1,13 @@
 """The run directory: who owns it, and writing the files that make it self-contained."""
 
 import os
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from jaxformer.config import RunConfig, load_json, save_json
+from jaxformer.data import load_tokenizer, make_tokenizer, open_source, prepare
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
 
@@ -13,6 +16,7 @@ MAY_CHANGE = (
     "workdir",
     "train.steps",
     "train.log_every",
+    "train.loss_chunks",
     "train.remat",
     "train.unroll",
     "train.attention",
@@ -50,14 +54,31 @@ def write_run_files(config: RunConfig, tokenizer: Tokenizer) -> Path:
     return path
 
 
+def prepare_run(config: RunConfig) -> str:
+    """Tokenise and pack the data of a run into its directory; training then reads it from there."""
+    resumes = check_workdir(config)
+    tokenizer = load_tokenizer(config.workdir) if resumes else make_tokenizer(config, open_source(config.data.train))
+    with tempfile.TemporaryDirectory(dir=_existing_parent(Path(config.workdir))) as partial:
+        sets = prepare(config, tokenizer, partial)  # before the run directory exists: bad data leaves none behind
+        target = write_run_files(config, tokenizer) / "data"
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(partial, target)
+    return f"{sets.train.num_tokens:,} training tokens in {len(sets.train):,} rows prepared in {target}"
+
+
 def _check_writable(path: Path) -> None:
-    existing = path.absolute()
-    while not existing.exists():
-        existing = existing.parent
+    existing = _existing_parent(path)
     if not existing.is_dir():
         raise UserError(f"workdir '{path}': '{existing}' is a file, choose another with workdir=...")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise UserError(f"workdir '{path}': no permission to write in '{existing}', choose another with workdir=...")
+
+
+def _existing_parent(path: Path) -> Path:
+    existing = path.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    return existing
 
 
 def _differences(old: Any, new: Any, key: str = "") -> list[tuple[str, Any, Any]]:

@@ -137,7 +137,8 @@ def test_a_pattern_longer_than_its_stack(run):
         ["data.length=32"],
         ["train.accumulate=8"],
         [*WSD, "train.steps=110"],
-        ["optim.schedule.kind=inverse_sqrt", "train.steps=10"],  # its warm-up may outlast a short run
+        # Its warm-up may outlast a short run.
+        ["optim.schedule.kind=inverse_sqrt", "optim.schedule.warmup_steps=400", "train.steps=10"],
         ["mesh.data=2", "mesh.fsdp=-1"],
         ["model.vocab_size=259"],
         ["model.embedding.position.kind=sinusoidal", "data.length=100000"],

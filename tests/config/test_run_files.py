@@ -113,7 +113,7 @@ def test_no_file_in_between_is_left(tmp_path, run):
 
 
 @given(data=st.data())
-def test_any_values_survive_json(tmp_path_factory, run, data):
+def test_any_values_survive_json(run, data):
     changed = RunConfig.model_validate(dict(run) | {name: data.draw(field) for name, field in FIELDS.items()})
     assert RunConfig.model_validate_json(changed.model_dump_json()) == changed
     assert apply_overrides(changed, []) == changed

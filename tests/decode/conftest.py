@@ -1,0 +1,75 @@
+"""Tiny untrained runs of both decoding shapes: random weights are the hardest case for exactness."""
+
+import jax
+import pytest
+
+from jaxformer.config import (
+    AttentionConfig,
+    BlockConfig,
+    ByteTokenizer,
+    DataConfig,
+    HeadConfig,
+    MemorySource,
+    MlpConfig,
+    ModelConfig,
+    NormalInit,
+    NormConfig,
+    Rope,
+    RunConfig,
+    Seq2Seq,
+    StackConfig,
+)
+from jaxformer.data import Bytes
+from jaxformer.layers import Transformer, init_params
+from jaxformer.models.gpt2 import gpt2
+from jaxformer.models.vaswani import vaswani
+from jaxformer.run import Run
+
+VOCAB = 264
+
+
+def windowed_rope() -> ModelConfig:
+    """Grouped-query attention, rotary positions, and a pattern of a local and a global block over three layers."""
+    attention = AttentionConfig(num_heads=4, num_kv_heads=2, head_dim=8, causal=True, position=Rope())
+    local = attention.model_copy(update={"window": 4})
+    mlp, norm = MlpConfig(dim=48, activation="silu", gated=True), NormConfig(kind="rms")
+    blocks = tuple(BlockConfig(attention=a, mlp=mlp, norm=norm) for a in (local, attention))
+    return ModelConfig(
+        vocab_size=VOCAB,
+        embed_dim=32,
+        decoder=StackConfig(num_layers=3, pattern=blocks, final_norm=norm),
+        head=HeadConfig(tied=False, bias=True),
+    )
+
+
+MODELS = {
+    "learned": lambda: gpt2(num_layers=2, embed_dim=32, num_heads=4, vocab_size=VOCAB, max_length=64),
+    "rope": windowed_rope,
+    "encoder-decoder": lambda: vaswani(num_layers=2, embed_dim=32, num_heads=4, mlp_dim=64, vocab_size=VOCAB),
+}
+
+
+def untrained(model: ModelConfig) -> Run:
+    # Larger than usual: logits far apart, so that the likeliest token is not a matter of rounding.
+    init = model.init.model_copy(update={"kernel": NormalInit(stddev=0.3), "embedding": NormalInit(stddev=0.5)})
+    model = model.model_copy(update={"init": init})
+    data = {"train": MemorySource(documents=("x",)), "tokenizer": ByteTokenizer(), "length": 32}
+    if model.encoder is not None:
+        data |= {"objective": Seq2Seq(input_length=32)}
+    config = RunConfig(model=model, data=DataConfig(**data))
+    return Run(config, Transformer(model), init_params(model, jax.random.key(7)), Bytes(), step=0)
+
+
+@pytest.fixture(scope="session", params=sorted(MODELS))
+def run(request) -> Run:
+    return untrained(MODELS[request.param]())
+
+
+@pytest.fixture(scope="session")
+def decoder_run() -> Run:
+    return untrained(MODELS["learned"]())
+
+
+@pytest.fixture(scope="session")
+def translator() -> Run:
+    return untrained(MODELS["encoder-decoder"]())

@@ -1,0 +1,199 @@
+"""The decode loop against the full forward pass, and against itself in other company."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer import forward, generate, score
+from jaxformer.decode.generate import Prompt, Sampling, continue_rows, prefill, token_step
+from jaxformer.errors import UserError
+from jaxformer.typing import tokens_from_ids
+
+PROMPTS = ["a", "def parse(", "some longer text", "b\nc"]
+
+
+def _source(run, text):
+    """What `forward` needs to see the prompt as `generate` does."""
+    ids = [*run.tokenizer.encode(text), run.tokenizer.eos_id]
+    return None if run.config.model.encoder is None else np.array([ids])
+
+
+def _greedy_by_forward(run, text: str, count: int) -> list[int]:
+    """Greedy decoding without a cache: the whole row again for every token."""
+    row = [run.tokenizer.bos_id] + ([] if run.config.model.encoder is not None else run.tokenizer.encode(text))
+    new = []
+    for _ in range(count):
+        logits = forward(run, np.array([row + new]), inputs=_source(run, text))
+        new.append(int(np.argmax(logits[0, -1, : run.tokenizer.vocab_size])))
+        if new[-1] == run.tokenizer.eos_id:
+            return new[:-1]
+    return new
+
+
+def _ids(run, text: str) -> list[int]:
+    """The id list that means the same as the text."""
+    ids = run.tokenizer.encode(text)
+    return [*ids, run.tokenizer.eos_id] if run.config.model.encoder is not None else [run.tokenizer.bos_id, *ids]
+
+
+def test_cached_logits_equal_the_full_forward(run):
+    """Three rows of different lengths, fed token by token after a prefill."""
+    rng = np.random.default_rng(0)
+    ids, lengths = rng.integers(3, 250, (3, 12)).astype(np.int32), np.array([5, 2, 7], np.int32)
+    inputs = rng.integers(3, 250, (3, 9)).astype(np.int32) if run.config.model.encoder is not None else None
+    source = None if inputs is None else tokens_from_ids(jnp.asarray(inputs))
+    expected = forward(run, ids, inputs=inputs)
+    prompt = Prompt(ids[:, :7], lengths, np.zeros(3, np.uint32), np.ones(3, bool), source)
+    rows, logits_BV = prefill(run.model, run.decode_params, prompt, capacity=12)
+    step = jax.jit(token_step, static_argnums=0)
+    for _ in range(5):
+        for i in range(3):
+            np.testing.assert_allclose(logits_BV[i], expected[i, rows.lengths_B[i] - 1], atol=1e-5)
+        token_B = jnp.asarray(ids)[jnp.arange(3), rows.lengths_B]
+        rows, logits_BV = step(run.model, run.decode_params, rows, token_B)
+
+
+def test_greedy_equals_decoding_without_a_cache(run):
+    outputs = generate(run, [_ids(run, text) for text in PROMPTS], max_new_tokens=12)
+    assert outputs == [_greedy_by_forward(run, text, 12) for text in PROMPTS]
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.9}, {"temperature": 1.2, "top_k": 20, "top_p": 0.9}])
+def test_a_row_does_not_depend_on_its_batch(run, settings):
+    ids = [_ids(run, text) for text in PROMPTS]
+    together = generate(run, ids, max_new_tokens=10, seed=3, **settings)
+    assert together == [generate(run, [row], max_new_tokens=10, seed=3, **settings)[0] for row in ids]
+    assert together[::-1] == generate(run, ids[::-1], max_new_tokens=10, seed=3, **settings)
+
+
+def test_seeds_matter_and_repeat(decoder_run):
+    first, again, other = (generate(decoder_run, ["abc"], 20, temperature=1.0, seed=s)[0] for s in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_rows_stop_at_their_own_eos(decoder_run):
+    """Make eos the likeliest token after a certain one, and see only that row stop."""
+    prompt = Prompt(
+        np.array([[1, 70], [1, 71]], np.int32), np.array([2, 2], np.int32), np.zeros(2, np.uint32), np.ones(2, bool)
+    )
+    rows, logits_BV = prefill(decoder_run.model, decoder_run.decode_params, prompt, capacity=8)
+    logits_BV = logits_BV.at[0, 2].set(1e9).at[1, 2].set(-1e9)
+    output, rows = continue_rows(
+        decoder_run.model, decoder_run.decode_params, rows, logits_BV, prompt,
+        max_new_tokens=6, sampling=Sampling(), eos_id=2, vocab_size=259,
+    )  # fmt: skip
+    assert output[0].tolist() == [2] * 6
+    assert output[1, 0] != 2
+
+
+def test_eos_first_gives_nothing_and_text_is_cut_before_it(decoder_run):
+    text = generate(decoder_run, ["abc"], max_new_tokens=30, temperature=3.0, seed=5)[0]
+    assert isinstance(text, str)
+
+
+def test_ids_beyond_the_tokenizer_are_never_drawn(decoder_run):
+    outputs = generate(decoder_run, [[5]] * 4 + [[6], [7]], max_new_tokens=40, temperature=50.0)
+    assert max(max(row) for row in outputs if row) < decoder_run.tokenizer.vocab_size
+
+
+def test_no_new_tokens(run):
+    assert generate(run, PROMPTS, max_new_tokens=0) == [""] * 4
+
+
+def test_empty_prompt_and_no_prompts(run):
+    assert isinstance(generate(run, [""], max_new_tokens=3)[0], str)
+    assert generate(run, [], max_new_tokens=3) == []
+
+
+def test_prompt_of_the_whole_context(decoder_run):
+    ids = [5] * 63
+    assert len(generate(decoder_run, [ids], max_new_tokens=1)[0]) <= 1
+    with pytest.raises(UserError, match=r"prompt of 63 tokens and max_new_tokens=2 exceed.*context of 64.*at most 1"):
+        generate(decoder_run, [ids], max_new_tokens=2)
+    with pytest.raises(UserError, match=r"prompt of 65 tokens"):
+        generate(decoder_run, [[5] * 65], max_new_tokens=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"temperature": -1.0}, "temperature=-1.0"),
+        ({"temperature": float("nan")}, "temperature=nan"),
+        ({"top_k": 0}, "top_k=0"),
+        ({"top_p": 0.0}, "top_p=0.0"),
+        ({"top_p": 1.5}, "top_p=1.5"),
+        ({"max_new_tokens": -1}, "max_new_tokens=-1"),
+        ({"num_beams": 4}, "num_beams=4"),
+    ],
+)
+def test_bad_settings_are_named(decoder_run, settings, message):
+    with pytest.raises(UserError, match=message):
+        generate(decoder_run, ["a"], **settings)
+
+
+def test_bad_prompts_are_named(decoder_run):
+    with pytest.raises(UserError, match="list of texts"):
+        generate(decoder_run, "abc")
+    with pytest.raises(UserError, match="row 1 holds token id 264"):
+        generate(decoder_run, [[1], [264]])
+
+
+def test_the_loop_updates_its_cache_in_place(decoder_run):
+    """No copy of a whole cache inside the loop: that would cost the cache's size for every token."""
+    prompt = Prompt(np.ones((2, 16), np.int32), np.full(2, 16, np.int32), np.zeros(2, np.uint32), np.ones(2, bool))
+    rows, logits_BV = prefill(decoder_run.model, decoder_run.decode_params, prompt, capacity=48)
+    lowered = continue_rows.lower(
+        decoder_run.model, decoder_run.decode_params, rows, logits_BV, prompt,
+        max_new_tokens=32, sampling=Sampling(), eos_id=2, vocab_size=259,
+    )  # fmt: skip
+    compiled = lowered.compile()
+    cache = rows.caches[0].attention.k_BSKH
+    shape = f"f32[{','.join(map(str, cache.shape))}]"
+    copies = [line for line in compiled.as_text().splitlines() if f"= {shape}" in line and " copy(" in line]
+    assert not copies
+    assert compiled.memory_analysis().alias_size_in_bytes >= 4 * cache.nbytes  # two layers of keys and values
+
+
+def test_score_equals_the_log_softmax_of_forward(run):
+    texts = ["abc", "a longer target", "x"]
+    inputs = ["one", "two", "three words here"] if run.config.model.encoder is not None else None
+    found = score(run, texts, inputs)
+    for i, text in enumerate(texts):
+        ids = run.tokenizer.encode(text)
+        source = None if inputs is None else _source(run, inputs[i])
+        logits = forward(run, np.array([[run.tokenizer.bos_id, *ids[:-1]]]), inputs=source)
+        expected = jax.nn.log_softmax(logits[0], axis=-1)[np.arange(len(ids)), ids]
+        np.testing.assert_allclose(found[i], expected, atol=1e-5)
+
+
+def test_score_does_not_depend_on_the_batch(run):
+    texts = ["abc", "a much longer target than the first", ""]
+    inputs = ["one", "two three", "four"] if run.config.model.encoder is not None else None
+    together = score(run, texts, inputs)
+    for i, text in enumerate(texts):
+        alone = score(run, [text], None if inputs is None else [inputs[i]])[0]
+        np.testing.assert_allclose(together[i], alone, atol=1e-5)
+    assert together[2].shape == (0,)
+
+
+def test_score_asks_for_what_it_needs(translator, decoder_run):
+    with pytest.raises(UserError, match="needs inputs"):
+        score(translator, ["a"])
+    with pytest.raises(UserError, match="takes no inputs"):
+        score(decoder_run, ["a"], ["b"])
+    with pytest.raises(UserError, match="2 targets but 1 inputs"):
+        score(translator, ["a", "b"], ["c"])
+
+
+def test_forward_ignores_padding(run):
+    ids, rng = np.random.default_rng(0).integers(3, 250, (2, 6)), np.random.default_rng(1)
+    inputs = rng.integers(3, 250, (2, 5)) if run.config.model.encoder is not None else None
+    plain = forward(run, ids, inputs=inputs)
+    padded = np.pad(ids, ((0, 0), (3, 2)))
+    mask = np.pad(np.ones_like(ids), ((0, 0), (3, 2)))
+    more = {} if inputs is None else {
+        "inputs": np.pad(inputs, ((0, 0), (1, 2))), "inputs_mask": np.pad(np.ones_like(inputs), ((0, 0), (1, 2)))
+    }  # fmt: skip
+    np.testing.assert_allclose(forward(run, padded, mask=mask, **more)[:, 3:9], plain, atol=1e-5)

@@ -1,0 +1,96 @@
+"""Small models of every shape, and jitted programs that tests share."""
+
+from collections.abc import Callable
+from functools import cache
+
+import jax
+import numpy as np
+import pytest
+
+from jaxformer.config import (
+    AttentionConfig,
+    BlockConfig,
+    EmbeddingConfig,
+    InitConfig,
+    Learned,
+    MlpConfig,
+    ModelConfig,
+    NormalInit,
+    NormConfig,
+    Rope,
+    StackConfig,
+)
+from jaxformer.layers import Runtime, Transformer, init_params
+from jaxformer.typing import Params
+
+
+@pytest.fixture(scope="session")
+def mixed() -> ModelConfig:
+    """Two kinds of blocks over five layers, so that the pattern leaves a remainder; grouped-query, windows, dropout."""
+    full = AttentionConfig(num_heads=4, num_kv_heads=2, head_dim=4, causal=True, position=Rope(), dropout=0.1)
+    near = full.model_copy(update={"window": 3, "num_kv_heads": 1})
+    rms, layer = NormConfig(kind="rms"), NormConfig(kind="layer")
+    pattern = (
+        BlockConfig(attention=near, mlp=MlpConfig(dim=24, activation="silu", gated=True), norm=rms, dropout=0.1),
+        BlockConfig(attention=full, mlp=MlpConfig(dim=32, bias=True), norm=layer, placement="sandwich", dropout=0.1),
+    )
+    return ModelConfig(
+        vocab_size=31,
+        embed_dim=16,
+        embedding=EmbeddingConfig(dropout=0.1),
+        decoder=StackConfig(num_layers=5, pattern=pattern, final_norm=rms),
+        init=InitConfig(kernel=NormalInit(stddev=0.2), embedding=NormalInit(stddev=0.5)),
+    )
+
+
+@pytest.fixture(scope="session")
+def pair() -> ModelConfig:
+    """Encoder-decoder, pre-norm, three layers each."""
+    attention = AttentionConfig(num_heads=2, head_dim=8)
+    mlp = MlpConfig(dim=24)
+    encoder = BlockConfig(attention=attention, mlp=mlp)
+    causal = attention.model_copy(update={"causal": True})
+    decoder = BlockConfig(attention=causal, cross_attention=attention, mlp=mlp)
+    return ModelConfig(
+        vocab_size=31,
+        embed_dim=16,
+        embedding=EmbeddingConfig(position=Learned(max_length=16)),
+        encoder=StackConfig(num_layers=3, pattern=(encoder,), final_norm=NormConfig()),
+        decoder=StackConfig(num_layers=3, pattern=(decoder,), final_norm=NormConfig()),
+        init=InitConfig(kernel=NormalInit(stddev=0.2), embedding=NormalInit(stddev=0.5)),
+    )
+
+
+@pytest.fixture(scope="session")
+def reader(pair) -> ModelConfig:
+    """Encoder-only: hidden states, no head."""
+    return pair.model_copy(update={"decoder": None, "head": None})
+
+
+@pytest.fixture(scope="session")
+def params_of() -> Callable[[ModelConfig], Params]:
+    """Parameters of a config, all of them random: zeros and ones would hide mistakes."""
+
+    @cache
+    def make(config: ModelConfig) -> Params:
+        params = jax.jit(init_params, static_argnums=0)(config, jax.random.key(0))
+        rng = np.random.default_rng(0)
+        return jax.tree.map(lambda a: a + 0.05 * rng.normal(size=a.shape).astype(np.float32), params)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def forward(params_of) -> Callable[..., jax.Array]:
+    """`forward(config, tokens, source, key, runtime)` with the config's parameters, compiled once a signature."""
+
+    @cache
+    def program(config: ModelConfig, runtime: Runtime):
+        model = Transformer(config, runtime)
+        return jax.jit(lambda params, *inputs: model.apply({"params": params}, *inputs))
+
+    def run(config, tokens, source=None, key=None, runtime=None, params=None):
+        params = params_of(config) if params is None else params
+        return program(config, runtime or Runtime())(params, tokens, source, key)
+
+    return run

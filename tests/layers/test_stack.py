@@ -1,0 +1,176 @@
+"""Equalities: however a stack runs, its parameters and its results are the same."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.config import apply_overrides
+from jaxformer.decode.cache import make_caches
+from jaxformer.layers import Runtime, Transformer
+from jaxformer.layers.block import Block, Context
+from jaxformer.layers.norm import Norm
+from jaxformer.layers.stack import unstacked
+from jaxformer.ops.losses import cross_entropy
+from jaxformer.typing import Tokens, tokens_from_ids
+
+IDS = np.random.default_rng(0).integers(0, 31, size=(2, 6))
+TOKENS = tokens_from_ids(jnp.array(IDS))
+RUNTIMES = {
+    "unroll 2": Runtime(unroll=2),
+    "unroll more than there are": Runtime(unroll=50),
+    "unroll all": Runtime(unroll="all"),
+    "remat full": Runtime(remat="full"),
+    "remat dots": Runtime(remat="dots"),
+    "remat and unroll": Runtime(remat="full", unroll="all"),
+}
+
+
+# ---------------------------------------------------------------- scan, unroll, remat
+@pytest.mark.parametrize("name", RUNTIMES)
+def test_runtime_changes_neither_loss_nor_gradients(mixed, params_of, scanned, name):
+    """With dropout: the same key must reach the same layer, and reach it again when it is recomputed."""
+    loss, gradients = _loss_and_gradients(mixed, params_of(mixed), RUNTIMES[name])
+    wanted_loss, wanted = scanned
+    assert float(loss) == pytest.approx(float(wanted_loss), abs=1e-6)
+    jax.tree.map(lambda ours, theirs: np.testing.assert_allclose(ours, theirs, atol=1e-6), gradients, wanted)
+
+
+@pytest.fixture(scope="module")
+def scanned(mixed, params_of):
+    loss, gradients = _loss_and_gradients(mixed, params_of(mixed), Runtime())
+    assert all(jnp.abs(leaf).max() > 1e-5 for leaf in jax.tree.leaves(gradients)), "zeros would agree too easily"
+    return loss, gradients
+
+
+def _loss_and_gradients(config, params, runtime):
+    model = Transformer(config, runtime)
+
+    @jax.jit
+    @jax.value_and_grad
+    def run(params):
+        sums = cross_entropy(
+            model.apply({"params": params}, TOKENS, None, jax.random.key(7)), jnp.array(IDS), jnp.ones(IDS.shape)
+        )
+        return sums.loss / sums.weight
+
+    return run(params)
+
+
+def test_remat_recomputes(mixed, params_of):
+    """Else the equality above would hold for a remat that does nothing."""
+
+    def products(remat):
+        model = Transformer(mixed, Runtime(remat=remat))
+        program = jax.grad(lambda params: model.apply({"params": params}, TOKENS).sum())
+        return str(jax.make_jaxpr(program)(params_of(mixed))).count("remat")
+
+    assert products("none") == 0
+    assert products("full") > 0
+    assert products("dots") > 0
+
+
+# ---------------------------------------------------------------- patterns
+def test_a_pattern_is_its_blocks_one_by_one(mixed, params_of):
+    """Five layers of a pattern of two: a b a b a, layer i of a place from slice i of its parameters."""
+    params = params_of(mixed)
+    stack = mixed.decoder
+    x = params["embedding"]["tokens"][IDS]
+    for layer in range(5):
+        place, depth = layer % 2, layer // 2
+        block = Block(stack.pattern[place], 16, mixed.init, 1.0, Runtime())
+        own = jax.tree.map(lambda a, depth=depth: a[depth], params["decoder"][f"blocks_{place}"])
+        x, _ = block.apply({"params": own}, x, Context(TOKENS.positions, TOKENS.segments))
+    x = Norm(stack.final_norm).apply({"params": params["decoder"]["final_norm"]}, x)
+    whole = Transformer(mixed).apply({"params": params}, TOKENS, method="hidden")
+    np.testing.assert_allclose(whole, x, atol=1e-5)
+
+
+def test_every_layer_matters(mixed, params_of, forward):
+    before = forward(mixed, TOKENS)
+    for place, count in ((0, 3), (1, 2)):
+        for depth in range(count):
+            params = jax.tree.map(lambda a: a, params_of(mixed))
+            kernel = params["decoder"][f"blocks_{place}"]["mlp"]["down"]["kernel"]
+            params["decoder"][f"blocks_{place}"]["mlp"]["down"]["kernel"] = kernel.at[depth].add(0.1)
+            assert jnp.abs(forward(mixed, TOKENS, params=params) - before).max() > 1e-3, (place, depth)
+
+
+# ---------------------------------------------------------------- extending
+@pytest.mark.parametrize("runtime", [Runtime(), Runtime(unroll="all")], ids=["scan", "unrolled"])
+def test_unstacked_parameters_and_pieces_give_the_whole(mixed, params_of, runtime):
+    """Three tokens and three more behind a cache, with parameters stacked or one tree a layer."""
+    model, params = Transformer(mixed, runtime), params_of(mixed)
+    whole = model.apply({"params": params}, TOKENS, method="hidden")
+    for stored in (params, unstacked(params)):
+        pieces = _extended(model, stored, make_caches(mixed, 2, 8, jnp.float32))
+        np.testing.assert_allclose(pieces, whole, atol=1e-5)
+
+
+def test_an_extended_encoder_decoder_gives_the_whole(pair, params_of):
+    model, params = Transformer(pair), params_of(pair)
+    source = tokens_from_ids(jnp.array(IDS[:, :5]), jnp.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]))
+    whole = model.apply({"params": params}, TOKENS, source, method="hidden")
+    encoded = model.apply({"params": params}, source, method="encode")
+    for stored in (params, unstacked(params)):
+        cross = model.apply({"params": stored}, encoded, method="cross_keys_values")
+        caches = make_caches(pair, 2, 8, jnp.float32, cross)
+        np.testing.assert_allclose(_extended(model, stored, caches, source.segments), whole, atol=1e-5)
+
+
+def test_unstacked_holds_every_layer(mixed, params_of):
+    params = params_of(mixed)
+    layers = unstacked(params)
+    assert [len(layers["decoder"][f"blocks_{i}"]) for i in range(2)] == [3, 2]
+    assert layers["embedding"] == params["embedding"]
+    for i in range(2):
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers["decoder"][f"blocks_{i}"])
+        jax.tree.map(np.testing.assert_array_equal, stacked, params["decoder"][f"blocks_{i}"])
+
+
+def _extended(model, params, caches, source_segments=None):
+    extend = jax.jit(lambda *inputs: model.apply({"params": params}, *inputs, method="extend"))
+    pieces = []
+    for start in (0, 3):
+        tokens = Tokens(*(part[:, start : start + 3] for part in TOKENS))
+        hidden, caches = extend(tokens, jnp.full((2,), start), caches, source_segments)
+        pieces.append(hidden)
+    return jnp.concatenate(pieces, axis=1)
+
+
+# ---------------------------------------------------------------- heads
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_shared_keys_and_values_are_repeated_ones(mixed, params_of, forward, kv_heads):
+    """Grouped-query and multi-query attention equal full attention with each key-value head written out."""
+    shared = apply_overrides(
+        mixed,
+        [f"decoder.pattern.{i}.attention.num_kv_heads={kv_heads}" for i in range(2)],
+    )
+    full = apply_overrides(shared, [f"decoder.pattern.{i}.attention.num_kv_heads=none" for i in range(2)])
+    params = params_of(shared)
+
+    def written_out(path, leaf):
+        names = [part.key for part in path]
+        return jnp.repeat(leaf, 4 // kv_heads, axis=2) if {"k", "v"} & set(names) else leaf
+
+    repeated = jax.tree_util.tree_map_with_path(written_out, params)
+    np.testing.assert_allclose(
+        forward(full, TOKENS, params=repeated), forward(shared, TOKENS, params=params), atol=1e-5
+    )
+
+
+# ---------------------------------------------------------------- dtypes
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_bfloat16_gives_close_float32_logits(mixed, forward, tied):
+    config = apply_overrides(mixed, [f"head.tied={'true' if tied else 'false'}"])
+    full, half = forward(config, TOKENS), forward(config, TOKENS, runtime=Runtime(dtype=jnp.bfloat16))
+    assert half.dtype == full.dtype == jnp.float32
+    assert 1e-5 < jnp.abs(half - full).max() < 0.05 * jnp.abs(full).max()
+    rounded = half.astype(jnp.bfloat16).astype(jnp.float32)
+    assert (rounded != half).mean() > 0.5, "logits are summed in float32, not rounded to bfloat16 on the way"
+
+
+def test_bfloat16_layers_carry_bfloat16(mixed, params_of):
+    model = Transformer(mixed, Runtime(dtype=jnp.bfloat16))
+    hidden = jax.eval_shape(lambda: model.apply({"params": params_of(mixed)}, TOKENS, method="hidden"))
+    assert hidden.dtype == jnp.bfloat16

@@ -1,0 +1,179 @@
+"""Every implementation of attention against torch, forward and backward; new implementations are found by themselves."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.ops.attention import IMPLEMENTATIONS, attend
+from jaxformer.ops.masks import Mask
+
+SCALE = 0.31  # not the default of torch
+SEGMENTS = np.array([[1, 1, 1, 2, 2, 2, 2, 3, 0], [1, 1, 1, 1, 1, 1, 0, 0, 0]])
+SOURCE = np.array([[1, 1, 2, 3, 3, 0, 0], [1, 1, 1, 1, 1, 1, 1]])
+LONG = np.repeat([[1, 2, 3, 0]], [200, 131, 150, 50], axis=1)  # 531 tokens: odd, and longer than a block
+
+
+def i32(*values):
+    return np.array(values, np.int32)
+
+
+# name: (query heads, key-value heads, T, S, mask)
+CASES = {
+    "everything": (4, 4, 5, 5, Mask()),
+    "causal": (4, 4, 7, 7, Mask(causal=True)),
+    "grouped-query": (4, 2, 7, 7, Mask(causal=True)),
+    "multi-query": (4, 1, 7, 7, Mask(causal=True)),
+    "odd lengths": (2, 2, 13, 13, Mask(causal=True)),
+    "one query": (4, 2, 1, 9, Mask(causal=True, q_offset=i32(3, 8))),
+    "segments": (4, 2, 9, 9, Mask(causal=True, q_segments=SEGMENTS, kv_segments=SEGMENTS)),
+    "segments both ways": (2, 2, 9, 9, Mask(q_segments=SEGMENTS, kv_segments=SEGMENTS)),
+    "packed source": (4, 4, 9, 7, Mask(q_segments=SEGMENTS, kv_segments=SOURCE)),
+    "padded source": (2, 1, 5, 7, Mask(kv_lengths=i32(4, 7))),
+    "behind a cache": (4, 2, 3, 11, Mask(causal=True, q_offset=i32(2, 8))),
+    "window": (4, 2, 9, 9, Mask(causal=True, window=3)),
+    "window behind a cache": (4, 2, 3, 11, Mask(causal=True, window=4, q_offset=i32(2, 8))),
+    "window and segments": (2, 2, 9, 9, Mask(causal=True, window=2, q_segments=SEGMENTS, kv_segments=SEGMENTS)),
+    "prefix": (2, 2, 8, 8, Mask(causal=True, prefix=i32(3, 0), kv_lengths=i32(8, 6))),
+    "long": (2, 1, 531, 531, Mask(causal=True)),
+    "long and packed": (2, 1, 531, 531, Mask(causal=True, q_segments=LONG, kv_segments=LONG)),
+    "long window": (2, 1, 531, 531, Mask(causal=True, window=100)),
+    "long queries, short source": (2, 2, 531, 9, Mask(kv_lengths=i32(5))),
+    "short queries, long source": (2, 2, 5, 531, Mask(kv_lengths=i32(300))),
+}
+CELLS = list(itertools.product(sorted(IMPLEMENTATIONS), CASES))
+
+
+@pytest.mark.parametrize(("impl", "case"), CELLS)
+def test_outputs_and_gradients_are_those_of_torch(visible, impl, case):
+    q, k, v, mask, cotangent, seen = _inputs(visible, *CASES[case])
+
+    @jax.jit
+    def run(q, k, v):
+        out, pullback = jax.vjp(lambda q, k, v: attend(q, k, v, mask, scale=SCALE, impl=impl), q, k, v)
+        return out, pullback(cotangent)
+
+    out, gradients = run(q, k, v)
+    wanted, wanted_gradients = _torch_attention(q, k, v, cotangent, seen)
+    judged = seen.any(-1)
+    np.testing.assert_allclose(np.asarray(out)[judged], wanted[judged], atol=1e-5)
+    for name, ours, theirs in zip("qkv", gradients, wanted_gradients, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("impl", sorted(IMPLEMENTATIONS))
+def test_a_query_that_sees_nothing_gives_finite_numbers(impl):
+    """Padding must not turn a whole batch's gradient into NaN."""
+    q, k, v = _normal(3, (1, 4, 2, 8))
+    mask = Mask(q_segments=i32([1, 1, 0, 0]), kv_segments=i32([1, 1, 2, 2]))
+    out, gradients = jax.value_and_grad(
+        lambda q, k, v: attend(q, k, v, mask, scale=SCALE, impl=impl).sum(), argnums=(0, 1, 2)
+    )(q, k, v)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((out, gradients)))
+
+
+@pytest.mark.parametrize("impl", sorted(IMPLEMENTATIONS))
+def test_large_logits_do_not_overflow(impl):
+    q, k, v = _normal(3, (1, 6, 2, 8))
+    out = attend(100 * q, 100 * k, v, Mask(causal=True), scale=1.0, impl=impl)
+    best = (q[0, 5, 0] @ k[0, :, 0].T).argmax()
+    np.testing.assert_allclose(out[0, 5, 0], v[0, best, 0], atol=1e-4)
+
+
+@pytest.mark.parametrize("impl", sorted(IMPLEMENTATIONS))
+def test_bfloat16_keeps_its_type_and_stays_close(impl):
+    q, k, v = _normal(3, (2, 9, 2, 8))
+    half = (x.astype(jnp.bfloat16) for x in (q, k, v))
+    out = attend(*half, Mask(causal=True), scale=SCALE, impl=impl)
+    assert out.dtype == jnp.bfloat16
+    full = attend(q, k, v, Mask(causal=True), scale=SCALE, impl=impl)
+    np.testing.assert_allclose(out.astype(np.float32), full, atol=0.05)
+
+
+def test_auto_is_one_of_them():
+    q, k, v = _normal(3, (1, 5, 2, 8))
+    auto = attend(q, k, v, Mask(causal=True), scale=SCALE)
+    np.testing.assert_allclose(auto, attend(q, k, v, Mask(causal=True), scale=SCALE, impl="reference"), atol=1e-6)
+
+
+def test_an_unknown_implementation_is_refused():
+    q, k, v = _normal(3, (1, 5, 2, 8))
+    with pytest.raises((KeyError, ValueError), match="fastest"):
+        attend(q, k, v, Mask(), scale=SCALE, impl="fastest")
+
+
+# ---------------------------------------------------------------- dropout
+@pytest.mark.parametrize("impl", sorted(IMPLEMENTATIONS))
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_dropout_drops_its_share_and_scales_the_rest(impl, rate):
+    """With values that are the identity, the output is the matrix of probabilities itself."""
+    q, k, v = _normal(3, (8, 32, 2, 32))
+    v = np.broadcast_to(np.eye(32, dtype=np.float32)[None, :, None], v.shape)
+
+    def probabilities(key):
+        out = attend(q, k, v, Mask(causal=True), scale=SCALE, dropout_rate=rate, key=key, impl=impl)
+        return np.asarray(out)
+
+    plain, dropped = probabilities(None), probabilities(jax.random.key(0))
+    possible = plain > 0
+    kept = dropped > 0
+    assert not (kept & ~possible).any()
+    np.testing.assert_allclose(dropped[kept], plain[kept] / (1 - rate), rtol=1e-5)
+    share = 1 - kept[possible].mean()
+    noise = (rate * (1 - rate) / possible.sum()) ** 0.5
+    assert abs(share - rate) < 5 * noise
+    assert (kept[:, :, 0] != kept[:, :, 1]).any(), "heads drop on their own"
+    assert (kept[0] != kept[1]).any(), "rows drop on their own"
+    np.testing.assert_array_equal(dropped, probabilities(jax.random.key(0)))
+    assert (dropped != probabilities(jax.random.key(1))).any()
+
+
+@pytest.mark.parametrize("impl", sorted(IMPLEMENTATIONS))
+def test_dropout_in_the_gradient_is_that_of_the_forward_pass(impl):
+    q, k, v = _normal(3, (1, 6, 2, 8))
+
+    def total(v):
+        out = attend(
+            q, k, v, Mask(causal=True), scale=SCALE, dropout_rate=0.5, key=jax.random.key(3), impl=impl
+        )  # linear in v, so that the gradient times v is the output
+        return out.sum()
+
+    value, gradient = jax.value_and_grad(total)(v)
+    np.testing.assert_allclose((gradient * v).sum(), value, rtol=1e-4)
+
+
+# ---------------------------------------------------------------- reference
+def _inputs(visible, N, K, T, S, mask):
+    rows = [leaf.shape[0] for leaf in jax.tree.leaves(mask)]
+    B = rows[0] if rows else 2
+    rng = np.random.default_rng(0)
+    q, cotangent = (rng.normal(size=(B, T, N, 8)).astype(np.float32) for _ in range(2))
+    k, v = (rng.normal(size=(B, S, K, 8)).astype(np.float32) for _ in range(2))
+    seen = visible(mask, B, T, S)
+    # What a query without keys gives is nobody's business, and must not reach the gradients.
+    cotangent = cotangent * seen.any(-1)[:, :, None, None]
+    return q, k, v, mask, cotangent, seen
+
+
+def _torch_attention(q, k, v, cotangent, seen):
+    import torch
+
+    q, k, v = (torch.tensor(x, requires_grad=True) for x in (q, k, v))
+    groups = q.shape[2] // k.shape[2]
+    seen = torch.tensor(seen | ~seen.any(-1, keepdims=True))[:, None]
+    out = torch.nn.functional.scaled_dot_product_attention(
+        q.transpose(1, 2),
+        k.transpose(1, 2).repeat_interleave(groups, dim=1),
+        v.transpose(1, 2).repeat_interleave(groups, dim=1),
+        attn_mask=seen,
+        scale=SCALE,
+    ).transpose(1, 2)
+    out.backward(torch.tensor(cotangent))
+    return out.detach().numpy(), [x.grad.numpy() for x in (q, k, v)]
+
+
+def _normal(count, shape):
+    rng = np.random.default_rng(0)
+    return [rng.normal(size=shape).astype(np.float32) for _ in range(count)]

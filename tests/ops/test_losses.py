@@ -1,0 +1,75 @@
+"""Cross-entropy against torch: values, gradients, weights, smoothing, z-loss, accuracy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.ops.losses import cross_entropy
+
+RNG = np.random.default_rng(0)
+LOGITS = (3 * RNG.normal(size=(2, 5, 11))).astype(np.float32)
+TARGETS = RNG.integers(0, 11, size=(2, 5))
+WEIGHTS = np.array([[1, 1, 0, 0.5, 2], [0, 0, 1, 1, 0]], np.float32)
+
+
+@pytest.mark.parametrize("z_loss", [0.0, 0.01])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_loss_and_gradient_are_those_of_torch(label_smoothing, z_loss):
+    import torch
+    import torch.nn.functional as F
+
+    def ours(logits):
+        return cross_entropy(logits, TARGETS, WEIGHTS, label_smoothing=label_smoothing, z_loss=z_loss).loss
+
+    logits = torch.tensor(LOGITS, requires_grad=True)
+    per_token = F.cross_entropy(
+        logits.flatten(0, 1), torch.tensor(TARGETS).flatten(), reduction="none", label_smoothing=label_smoothing
+    ).reshape(2, 5)
+    # PaLM (arXiv:2204.02311, section 5): z_loss * log(Z)^2
+    per_token = per_token + z_loss * torch.logsumexp(logits, -1) ** 2
+    wanted = (per_token * torch.tensor(WEIGHTS)).sum()
+    wanted.backward()
+
+    value, gradient = jax.jit(jax.value_and_grad(ours))(LOGITS)
+    assert float(value) == pytest.approx(wanted.item(), rel=1e-5)
+    np.testing.assert_allclose(gradient, logits.grad.numpy(), atol=1e-5)
+
+
+def test_nll_is_plain_whatever_is_minimised():
+    plain = cross_entropy(LOGITS, TARGETS, WEIGHTS)
+    shaped = cross_entropy(LOGITS, TARGETS, WEIGHTS, label_smoothing=0.1, z_loss=0.01)
+    assert float(plain.loss) == float(plain.nll) == float(shaped.nll) != float(shaped.loss)
+
+
+def test_accuracy_is_that_of_argmax():
+    sums = cross_entropy(LOGITS, TARGETS, WEIGHTS)
+    assert float(sums.correct) == ((LOGITS.argmax(-1) == TARGETS) * WEIGHTS).sum()
+    best = cross_entropy(LOGITS, LOGITS.argmax(-1), WEIGHTS)
+    assert float(best.correct) == float(best.weight) == WEIGHTS.sum()
+
+
+def test_parts_of_a_batch_add_up_to_the_whole():
+    whole = cross_entropy(LOGITS, TARGETS, WEIGHTS, label_smoothing=0.1, z_loss=0.01)
+    parts = [
+        cross_entropy(LOGITS[i : i + 1], TARGETS[i : i + 1], WEIGHTS[i : i + 1], label_smoothing=0.1, z_loss=0.01)
+        for i in range(2)
+    ]
+    np.testing.assert_allclose(np.array(parts).sum(0), np.array(whole), rtol=1e-6)
+
+
+def test_tokens_of_weight_zero_do_not_count():
+    other = np.where(WEIGHTS == 0, (TARGETS + 1) % 11, TARGETS)
+    np.testing.assert_array_equal(cross_entropy(LOGITS, other, WEIGHTS), cross_entropy(LOGITS, TARGETS, WEIGHTS))
+
+
+def test_bfloat16_logits_are_summed_in_float32():
+    half = jnp.asarray(LOGITS, jnp.bfloat16)
+    sums = cross_entropy(half, TARGETS, WEIGHTS)
+    assert sums.loss.dtype == jnp.float32
+    np.testing.assert_array_equal(sums, cross_entropy(half.astype(jnp.float32), TARGETS, WEIGHTS))
+
+
+def test_huge_logits_do_not_overflow():
+    sums = cross_entropy(1e4 * LOGITS, TARGETS, WEIGHTS, z_loss=1e-8)
+    assert np.isfinite(np.array(sums)).all()

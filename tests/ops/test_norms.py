@@ -1,0 +1,96 @@
+"""Norms and activations against torch, forward and backward."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.config.model import Activation
+from jaxformer.ops.activations import ACTIVATIONS
+from jaxformer.ops.norms import layer_norm, rms_norm
+
+RNG = np.random.default_rng(0)
+X = (5 + 3 * RNG.normal(size=(2, 3, 16))).astype(np.float32)
+SCALE, BIAS = RNG.normal(size=(2, 16)).astype(np.float32)
+COTANGENT = RNG.normal(size=X.shape).astype(np.float32)
+EPS = 1e-3  # large, so that putting it in the wrong place shows
+
+
+@pytest.mark.parametrize("bias", [BIAS, None], ids=["bias", "no bias"])
+def test_layer_norm_is_that_of_torch(bias):
+    import torch.nn.functional as F
+
+    operands = (X, SCALE) if bias is None else (X, SCALE, bias)
+    _agree(
+        lambda x, scale, bias=None: layer_norm(x, scale, bias, EPS),
+        lambda x, scale, bias=None: F.layer_norm(x, (16,), scale, bias, EPS),
+        *operands,
+    )
+
+
+def test_rms_norm_is_that_of_torch():
+    import torch.nn.functional as F
+
+    _agree(
+        lambda x, scale: rms_norm(x, scale, EPS),
+        lambda x, scale: F.rms_norm(x, (16,), scale, EPS),
+        X,
+        SCALE,
+    )
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [lambda x: layer_norm(x, SCALE, BIAS, 1e-6), lambda x: rms_norm(x, SCALE, 1e-6)],
+    ids=["layer_norm", "rms_norm"],
+)
+def test_bfloat16_is_normalised_in_float32(norm):
+    """Only the input and the result are rounded."""
+    half = jnp.asarray(X + 100, jnp.bfloat16)
+    result = norm(half)
+    assert result.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(result, norm(half.astype(jnp.float32)).astype(jnp.bfloat16))
+
+
+TORCH_ACTIVATIONS = {
+    "relu": lambda F, x: F.relu(x),
+    "gelu": lambda F, x: F.gelu(x),
+    "gelu_tanh": lambda F, x: F.gelu(x, approximate="tanh"),
+    "silu": lambda F, x: F.silu(x),
+}
+
+
+@pytest.mark.parametrize("name", sorted(TORCH_ACTIVATIONS))
+def test_activations_are_those_of_torch(name):
+    import torch.nn.functional as F
+
+    # Zero itself is left out: there relu has no derivative to agree on.
+    x = np.concatenate([np.linspace(-12, 12, 400), [-1e4, 1e4, 1e-8, -1e-8]]).astype(np.float32)
+    _agree(ACTIVATIONS[name], lambda x: TORCH_ACTIVATIONS[name](F, x), x, cotangent=np.ones_like(x))
+
+
+@pytest.mark.parametrize("name", sorted(TORCH_ACTIVATIONS))
+def test_activations_keep_bfloat16(name):
+    x = jnp.linspace(-3, 3, 13, dtype=jnp.bfloat16)
+    result = ACTIVATIONS[name](x)
+    assert result.dtype == jnp.bfloat16
+    np.testing.assert_allclose(
+        result.astype(np.float32), ACTIVATIONS[name](x.astype(jnp.float32)), atol=0.02, rtol=0.01
+    )
+
+
+def test_every_activation_of_the_config_exists_and_is_tested():
+    assert set(Activation.__args__) == set(ACTIVATIONS) == set(TORCH_ACTIVATIONS)
+
+
+def _agree(ours, theirs, *operands, cotangent=COTANGENT):
+    """Same values and same gradients with respect to every operand."""
+    import torch
+
+    value, pullback = jax.vjp(jax.jit(ours), *operands)
+    tensors = [torch.tensor(x, requires_grad=True) for x in operands]
+    wanted = theirs(*tensors)
+    wanted.backward(torch.tensor(cotangent))
+    np.testing.assert_allclose(value, wanted.detach().numpy(), atol=1e-5, rtol=1e-5)
+    for gradient, tensor in zip(pullback(cotangent), tensors, strict=True):
+        np.testing.assert_allclose(gradient, tensor.grad.numpy(), atol=1e-5, rtol=1e-5)

@@ -1,0 +1,115 @@
+"""The house rules: imports point downwards, layers know no family, nothing hides in a drawer."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import jaxformer
+from jaxformer.models import FAMILIES
+
+PACKAGE = Path(jaxformer.__file__).parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+# Top to bottom. A module may import from lines below its own, and from its own package.
+ORDER = [
+    {"cli"},
+    {"bench", "show"},
+    {"train"},
+    {"evaluate"},
+    {"decode"},
+    {"run"},
+    {"checkpoint"},
+    {"data"},
+    {"models"},
+    {"layers"},
+    {"ops"},
+    {"sharding"},
+    {"config"},
+    {"typing"},
+    {"errors"},
+]
+LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
+FAMILY_NAMES = set(FAMILIES) | set("bart bert deepseek gemma gpt llama marian mistral mixtral qwen roberta t5".split())
+
+
+def names(paths) -> list[str]:
+    return [str(path.relative_to(PACKAGE)) for path in paths]
+
+
+@pytest.mark.parametrize("file", FILES, ids=names(FILES))
+def test_imports_point_downwards(file):
+    own = _part(file)
+    if own == "__init__":
+        assert not list(_imports(file)), "the package itself imports lazily"
+        return
+    assert own in LEVEL, f"{own} has no place yet: add it to ORDER"
+    for line, module in _imports(file):
+        part = module.partition(".")[2].partition(".")[0]
+        assert part in LEVEL, f"{file}:{line} imports {module}, which has no place in ORDER"
+        assert part == own or LEVEL[part] > LEVEL[own], f"{file}:{line} imports {module}, which stands above {own}"
+
+
+def test_the_order_names_what_exists():
+    present = {_part(file) for file in FILES} - {"__init__"}
+    assert present <= set(LEVEL)
+    assert {"cli", "train", "layers", "ops", "config"} <= present
+
+
+def test_the_command_line_starts_without_heavy_imports():
+    script = "import sys, jaxformer.cli; print([m for m in ('jax', 'pydantic', 'rich') if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("file", sorted((PACKAGE / "ops").glob("*.py")), ids=lambda path: path.name)
+def test_ops_know_no_flax(file):
+    assert not list(_imports(file, "flax"))
+
+
+@pytest.mark.parametrize("part", ["ops", "layers"])
+def test_no_family_is_named_below_the_models(part):
+    """What a family needs has a meaning of its own, and so a name of its own."""
+    named = re.compile(rf"(?<![a-z])({'|'.join(sorted(FAMILY_NAMES))})(?![a-z])", re.IGNORECASE)
+    for file in sorted((PACKAGE / part).rglob("*.py")):
+        found = named.search(file.read_text())
+        assert found is None, f"{file} names {found}"
+
+
+@pytest.mark.parametrize("file", FILES, ids=names(FILES))
+def test_files_are_short_and_named_for_what_they_hold(file):
+    lines = len(file.read_text().splitlines())
+    assert lines <= 600, f"{file} has {lines} lines"
+    assert file.stem not in ("utils", "helpers", "common", "misc")
+
+
+@pytest.mark.parametrize("file", FILES, ids=names(FILES))
+def test_no_error_is_swallowed(file):
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ExceptHandler):
+            caught = ast.unparse(node.type) if node.type else "everything"
+            broad = re.search(r"\b(everything|Exception|BaseException)\b", caught)
+            assert not broad, f"{file}:{node.lineno} catches {caught}"
+
+
+def _part(file: Path) -> str:
+    return Path(file.relative_to(PACKAGE).parts[0]).stem
+
+
+def _imports(file: Path, package: str = "jaxformer"):
+    """(line, dotted module) of every import from `package`, also inside functions; relative ones are resolved."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = ("jaxformer", *file.relative_to(PACKAGE).parts)[: -node.level]
+                base = ".".join([*parents, base]).rstrip(".")
+            # `from jaxformer import x` imports the module x.
+            modules = [f"{base}.{alias.name}" for alias in node.names] if base == package else [base]
+        else:
+            continue
+        yield from ((node.lineno, m) for m in modules if m.split(".")[0] == package)
