@@ -62,8 +62,10 @@ class Checkpoints:
         step = self._existing(step)
         path = self.directory / str(step) / "state"
         with ocp.PyTreeCheckpointer() as reader:
-            saved = self._guarded(step, lambda: reader.metadata(path).item_metadata.tree)
-            name = "ema" if saved.get("ema") else "params"
+            saved = self._guarded(step, lambda: reader.metadata(path).item_metadata)
+            if saved is None:
+                raise self._damaged(step, "its metadata is missing or damaged")
+            name = "ema" if saved.tree.get("ema") else "params"
             args = ocp.args.PyTreeRestore(
                 {name: abstract},
                 restore_args={name: ocp.checkpoint_utils.construct_restore_args(abstract)},

@@ -32,7 +32,7 @@ ORDER = [
     {"errors"},
 ]
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
-FAMILY_NAMES = set(FAMILIES) | set("bart bert deepseek gemma gpt llama marian mistral mixtral qwen roberta t5".split())
+FAMILY_NAMES = set(FAMILIES) | {"bart", "bert", "gemma", "gpt", "marian", "mistral", "mixtral", "qwen", "roberta", "t5"}
 
 
 def names(paths) -> list[str]:

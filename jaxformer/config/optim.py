@@ -44,9 +44,9 @@ class Sgd(Config):
 
 
 class Muon(Config):
-    """Orthogonalised momentum for the matrices of the blocks, AdamW for everything else.
+    """Orthogonalised momentum for the matrices of the blocks, Nesterov AdamW for everything else.
 
-    Embeddings and the head are not matrices between features (kellerjordan.github.io/posts/muon)."""
+    Embeddings and the head are not maps between features (kellerjordan.github.io/posts/muon)."""
 
     kind: Literal["muon"] = "muon"
     momentum: Beta = 0.95

@@ -111,7 +111,9 @@ def _check_lengths(cfg: RunConfig) -> None:
                 "shorten the rows or raise max_length"
             )
     if cfg.train.loss_chunks != "auto" and cfg.data.length % cfg.train.loss_chunks:
-        raise ValueError(f"data.length={cfg.data.length} is not a multiple of train.loss_chunks={cfg.train.loss_chunks}")
+        raise ValueError(
+            f"data.length={cfg.data.length} is not a multiple of train.loss_chunks={cfg.train.loss_chunks}"
+        )
     if cfg.data.batch_size % cfg.train.accumulate:
         raise ValueError(
             f"data.batch_size={cfg.data.batch_size} is not a multiple of train.accumulate={cfg.train.accumulate}"

@@ -73,8 +73,8 @@ class Head(nn.Module):
             logits_BTV = jnp.einsum("BTD,VD->BTV", x_BTD, table_VD, preferred_element_type=jnp.float32)
         else:
             shape, axes = (self.embed_dim, self.vocab_size), ("embed", "vocab")
-            output = Linear(shape, axes, self.kernel_init, dtype=self.dtype, name="output")
-            logits_BTV = output("BTD,DV->BTV", x_BTD).astype(jnp.float32)
+            output = Linear(shape, axes, self.kernel_init, dtype=self.dtype, out_dtype=jnp.float32, name="output")
+            logits_BTV = output("BTD,DV->BTV", x_BTD)
         if self.config.bias:
             zeros = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
             logits_BTV = logits_BTV + self.param("bias", zeros, (self.vocab_size,))

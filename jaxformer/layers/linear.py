@@ -21,12 +21,15 @@ class Linear(nn.Module):
     init_scale: float = 1.0
     bias: bool = False
     dtype: Any = jnp.float32
+    out_dtype: Any = None
+    """Of the sum of products, before any bias; none means `dtype`."""
 
     @nn.compact
     def __call__(self, equation: str, x: jax.Array) -> jax.Array:
         draw = initializer(self.kernel_init, self.num_in, self.init_scale)
         kernel = self.param("kernel", nn.with_logical_partitioning(draw, self.axes), self.shape)
-        y = jnp.einsum(equation, x.astype(self.dtype), kernel.astype(self.dtype))
+        x, kernel = x.astype(self.dtype), kernel.astype(self.dtype)
+        y = jnp.einsum(equation, x, kernel, preferred_element_type=self.out_dtype)
         if self.bias:
             zeros = nn.with_logical_partitioning(nn.initializers.zeros, self.axes[self.num_in :])
             y = y + self.param("bias", zeros, self.shape[self.num_in :]).astype(self.dtype)

@@ -42,7 +42,8 @@ class Stack(nn.Module):
     def __call__(self, x_BTD: jax.Array, context: Context, key: jax.Array | None = None) -> jax.Array:
         """All layers over whole rows, no cache."""
         keys = split_key(key, self.config.num_layers)
-        scanned = 0 if self.runtime.unroll == "all" else self._repeats * len(self.config.pattern)
+        unrolls = self.runtime.unroll == "all" or isinstance(self._params()[0], tuple)
+        scanned = 0 if unrolls else self._repeats * len(self.config.pattern)
         if scanned:
             x_BTD = self._scan(x_BTD, context, keys[:scanned])
         for (block, layer), layer_key in zip(self._layers()[scanned:], keys[scanned:], strict=True):

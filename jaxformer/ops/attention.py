@@ -107,8 +107,9 @@ def _blocks(mask: Mask, T: int, S: int) -> list[tuple[tuple[int, int], tuple[int
     bounds = [(start, min(start + size, T)) for start in range(0, T, size)]
     # An offset moves the queries by an amount known only at run time; then every key stays in reach.
     known = mask.causal and mask.q_offset is None and mask.prefix is None
-    window = S if mask.window is None else mask.window
-    return [((a, b), (max(0, a - window + 1), min(b, S)) if known else (0, S)) for a, b in bounds]
+    window = T if mask.window is None else mask.window
+    # At least one key: a block of queries beyond all keys in reach must still give numbers.
+    return [((a, b), (max(0, min(a - window + 1, S - 1)), min(b, S)) if known else (0, S)) for a, b in bounds]
 
 
 def _logits(q_BKGTH, k_BKSH, mask: Mask, queries: tuple[int, int], keys: tuple[int, int]):

@@ -6,6 +6,7 @@ Every algorithm is the same chain: clip, scale by the algorithm, add decayed wei
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import optax
 from optax import contrib
 
@@ -33,9 +34,12 @@ def make_schedule(config: AnySchedule, peak: float, steps: int) -> optax.Schedul
     """Linear warm-up, then the named shape; `steps` is the last step of the run."""
     warmup = config.warmup_steps
     after = _SCHEDULES[config.kind](config, peak, steps - warmup)
-    if warmup == 0:
-        return after
-    return optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), after], [warmup])
+
+    def schedule(step):
+        step = jnp.asarray(step, jnp.float32)
+        return jnp.where(step < warmup, peak * step / max(warmup, 1), after(jnp.maximum(step - warmup, 0.0)))
+
+    return schedule
 
 
 # ---------------------------------------------------------------- algorithms

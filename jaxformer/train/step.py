@@ -41,8 +41,8 @@ def train_step(
         "perplexity": jnp.exp(sums.nll / tokens),
         "accuracy": sums.correct / tokens,
         "tokens": sums.weight,
-        "grad_norm": optax.global_norm(grads),
-        "param_norm": optax.global_norm(params),
+        "grad_norm": optax.tree.norm(grads),
+        "param_norm": optax.tree.norm(params),
         "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
     }
     return TrainState(state.step + 1, params, opt_state, state.key, ema), metrics

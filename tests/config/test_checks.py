@@ -44,6 +44,10 @@ DECODER_ONLY = {
         ["train.accumulate=3"],
         ["data.batch_size=8", "multiple of", "train.accumulate=3"],
     ),
+    "loss chunks do not divide": (
+        ["train.loss_chunks=5"],
+        ["data.length=16", "multiple of", "train.loss_chunks=5"],
+    ),
     "objective of another shape": (
         ['data.objective={"kind": "seq2seq", "input_length": 8}'],
         ["data.objective.kind=seq2seq", "encoder-decoder", "decoder-only", "change the objective or the stacks"],

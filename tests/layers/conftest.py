@@ -1,9 +1,10 @@
 """Small models of every shape, and jitted programs that tests share."""
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -11,16 +12,15 @@ from jaxformer.config import (
     AttentionConfig,
     BlockConfig,
     EmbeddingConfig,
-    InitConfig,
     Learned,
     MlpConfig,
     ModelConfig,
-    NormalInit,
     NormConfig,
     Rope,
     StackConfig,
 )
-from jaxformer.layers import Runtime, Transformer, init_params
+from jaxformer.layers import Runtime, Transformer, abstract_params
+from jaxformer.sharding import path_name
 from jaxformer.typing import Params
 
 
@@ -39,7 +39,6 @@ def mixed() -> ModelConfig:
         embed_dim=16,
         embedding=EmbeddingConfig(dropout=0.1),
         decoder=StackConfig(num_layers=5, pattern=pattern, final_norm=rms),
-        init=InitConfig(kernel=NormalInit(stddev=0.2), embedding=NormalInit(stddev=0.5)),
     )
 
 
@@ -57,7 +56,6 @@ def pair() -> ModelConfig:
         embedding=EmbeddingConfig(position=Learned(max_length=16)),
         encoder=StackConfig(num_layers=3, pattern=(encoder,), final_norm=NormConfig()),
         decoder=StackConfig(num_layers=3, pattern=(decoder,), final_norm=NormConfig()),
-        init=InitConfig(kernel=NormalInit(stddev=0.2), embedding=NormalInit(stddev=0.5)),
     )
 
 
@@ -71,11 +69,15 @@ def reader(pair) -> ModelConfig:
 def params_of() -> Callable[[ModelConfig], Params]:
     """Parameters of a config, all of them random: zeros and ones would hide mistakes."""
 
+    def drawn(rng, path, leaf) -> jax.Array:
+        size = 0.5 if path_name(path).startswith("embedding") else 0.2
+        centre = 1.0 if path_name(path).endswith("scale") else 0.0
+        return jnp.array(centre + size * rng.normal(size=leaf.shape), jnp.float32)
+
     @cache
     def make(config: ModelConfig) -> Params:
-        params = jax.jit(init_params, static_argnums=0)(config, jax.random.key(0))
         rng = np.random.default_rng(0)
-        return jax.tree.map(lambda a: a + 0.05 * rng.normal(size=a.shape).astype(np.float32), params)
+        return jax.tree_util.tree_map_with_path(partial(drawn, rng), abstract_params(config)[0])
 
     return make
 

@@ -40,7 +40,7 @@ def test_an_encoder_is_influenced_by_its_own_document(reader, params_of):
 
 
 def test_a_target_is_influenced_by_its_own_source(pair, params_of):
-    x, source = _normal((1, T, 16)), _normal((1, S, 16))
+    params, x, source = params_of(pair), _normal((1, T, 16)), _normal((1, S, 16))
 
     def decoded(source):
         def run(module, x, source):
@@ -48,7 +48,7 @@ def test_a_target_is_influenced_by_its_own_source(pair, params_of):
             encoded = module.encoder(source, Context(jnp.zeros_like(segments), segments))
             return module.decoder(x, Context(jnp.zeros((1, T), int), jnp.array(SEGMENTS), encoded, segments))
 
-        return Transformer(pair).apply({"params": params_of(pair)}, x, source, method=run)
+        return Transformer(pair).apply({"params": params}, x, source, method=run)
 
     found = _nonzero_gradients(decoded, source)
     np.testing.assert_array_equal(found, SEGMENTS[0][:, None] == SOURCE_SEGMENTS[0])

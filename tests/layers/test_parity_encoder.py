@@ -51,15 +51,16 @@ def test_encoder_decoder_gradients_are_those_of_torch(translator):
     @jax.jit
     @jax.grad
     def gradient(params):
-        return cross_entropy(_apply(config, params), targets, weights).loss
+        return cross_entropy(_apply(config, params), targets, weights).loss / weights.sum()
 
     model.zero_grad()
     table.grad = None
     logits = _torch_translate(model, table)
-    loss = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1), torch.tensor(targets).flatten(), reduction="none"
-    ) * torch.tensor(weights).flatten()
-    loss.sum().backward()
+    loss = (
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.tensor(targets).flatten(), reduction="none")
+        * torch.tensor(weights).flatten()
+    )
+    (loss.sum() / weights.sum()).backward()
     wanted = _translator_params(model, table, lambda p: p.grad.numpy())
     jax.tree_util.tree_map_with_path(_close, gradient(params), wanted)
 
@@ -228,7 +229,7 @@ def test_a_post_norm_decoder_block_is_torch_s_layer():
 def test_a_sandwich_block_is_its_composition_in_torch():
     """Norms on both sides of every sub-layer; multi-query, gated, a scale of its own, cross-attention."""
     import torch
-    import torch.nn.functional as Fn
+    from torch.nn import functional
 
     config = BlockConfig(
         attention=AttentionConfig(num_heads=N, num_kv_heads=1, head_dim=6, causal=True, scale=0.7),
@@ -248,13 +249,13 @@ def test_a_sandwich_block_is_its_composition_in_torch():
     p = jax.tree.map(torch.tensor, params)
 
     def norm(name, h):
-        return Fn.rms_norm(h, (D,), p[name]["scale"], 1e-3)
+        return functional.rms_norm(h, (D,), p[name]["scale"], 1e-3)
 
     def attention(weights, h, memory, **options):
         q = torch.einsum("btd,dnh->bnth", h, weights["q"]["kernel"])
         k = torch.einsum("bsd,dnh->bnsh", memory, weights["k"]["kernel"])
         v = torch.einsum("bsd,dnh->bnsh", memory, weights["v"]["kernel"])
-        mixed = Fn.scaled_dot_product_attention(q, k, v, enable_gqa=True, **options)
+        mixed = functional.scaled_dot_product_attention(q, k, v, enable_gqa=True, **options)
         return torch.einsum("bnth,nhd->btd", mixed, weights["out"]["kernel"])
 
     h = torch.tensor(x)
@@ -264,7 +265,7 @@ def test_a_sandwich_block_is_its_composition_in_torch():
     inner = attention(p["cross_attention"], norm("cross_attention_norm", h), torch.tensor(source))
     h = h + norm("cross_attention_post_norm", inner)
     inner = norm("mlp_norm", h)
-    inner = Fn.gelu(inner @ p["mlp"]["gate"]["kernel"]) * (inner @ p["mlp"]["up"]["kernel"])
+    inner = functional.gelu(inner @ p["mlp"]["gate"]["kernel"]) * (inner @ p["mlp"]["up"]["kernel"])
     h = h + norm("mlp_post_norm", inner @ p["mlp"]["down"]["kernel"])
 
     np.testing.assert_allclose(_block(config, params, x, source), h.numpy(), atol=1e-5)

@@ -1,4 +1,4 @@
-"""Every implementation of attention against torch, forward and backward; new implementations are found by themselves."""
+"""Every implementation of attention against torch, forward and backward; new ones are found by themselves."""
 
 import itertools
 
@@ -40,6 +40,8 @@ CASES = {
     "long": (2, 1, 531, 531, Mask(causal=True)),
     "long and packed": (2, 1, 531, 531, Mask(causal=True, q_segments=LONG, kv_segments=LONG)),
     "long window": (2, 1, 531, 531, Mask(causal=True, window=100)),
+    "more queries than keys": (2, 1, 200, 130, Mask(causal=True)),
+    "more queries than keys in a window": (2, 1, 200, 130, Mask(causal=True, window=20)),
     "long queries, short source": (2, 2, 531, 9, Mask(kv_lengths=i32(5))),
     "short queries, long source": (2, 2, 5, 531, Mask(kv_lengths=i32(300))),
 }
@@ -92,8 +94,9 @@ def test_bfloat16_keeps_its_type_and_stays_close(impl):
     np.testing.assert_allclose(out.astype(np.float32), full, atol=0.05)
 
 
-def test_auto_is_one_of_them():
-    q, k, v = _normal(3, (1, 5, 2, 8))
+@pytest.mark.parametrize("length", [5, 70])
+def test_auto_is_one_of_them(length):
+    q, k, v = _normal(3, (1, length, 2, 8))
     auto = attend(q, k, v, Mask(causal=True), scale=SCALE)
     np.testing.assert_allclose(auto, attend(q, k, v, Mask(causal=True), scale=SCALE, impl="reference"), atol=1e-6)
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.ops.losses import cross_entropy
+from jaxformer.ops.losses import LossOptions, cross_entropy, head_loss
 
 RNG = np.random.default_rng(0)
 LOGITS = (3 * RNG.normal(size=(2, 5, 11))).astype(np.float32)
@@ -17,13 +17,13 @@ WEIGHTS = np.array([[1, 1, 0, 0.5, 2], [0, 0, 1, 1, 0]], np.float32)
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 def test_loss_and_gradient_are_those_of_torch(label_smoothing, z_loss):
     import torch
-    import torch.nn.functional as F
+    from torch.nn import functional
 
     def ours(logits):
         return cross_entropy(logits, TARGETS, WEIGHTS, label_smoothing=label_smoothing, z_loss=z_loss).loss
 
     logits = torch.tensor(LOGITS, requires_grad=True)
-    per_token = F.cross_entropy(
+    per_token = functional.cross_entropy(
         logits.flatten(0, 1), torch.tensor(TARGETS).flatten(), reduction="none", label_smoothing=label_smoothing
     ).reshape(2, 5)
     # PaLM (arXiv:2204.02311, section 5): z_loss * log(Z)^2
@@ -73,3 +73,32 @@ def test_bfloat16_logits_are_summed_in_float32():
 def test_huge_logits_do_not_overflow():
     sums = cross_entropy(1e4 * LOGITS, TARGETS, WEIGHTS, z_loss=1e-8)
     assert np.isfinite(np.array(sums)).all()
+
+
+# ---------------------------------------------------------------- in chunks
+@pytest.mark.parametrize("num_chunks", [1, 2, 6])
+def test_chunks_change_neither_sums_nor_gradients(num_chunks):
+    rng = np.random.default_rng(1)
+    hidden, kernel, bias = rng.normal(size=(2, 6, 4)), rng.normal(size=(4, 11)), rng.normal(size=11)
+    targets, weights = rng.integers(0, 11, size=(2, 6)), rng.integers(0, 3, size=(2, 6)).astype(np.float32)
+    options = {"label_smoothing": 0.1, "z_loss": 0.01}
+
+    def head(params, hidden):
+        return hidden @ params["kernel"] + params["bias"]
+
+    def whole(params, hidden):
+        sums = cross_entropy(head(params, hidden), targets, weights, **options)
+        return 3 * sums.loss / sums.weight, sums
+
+    def chunked(params, hidden):
+        sums = head_loss(head, LossOptions(num_chunks=num_chunks, **options), params, hidden, targets, weights)
+        return 3 * sums.loss / sums.weight, sums
+
+    operands = jax.tree.map(lambda a: a.astype(np.float32), ({"kernel": kernel, "bias": bias}, hidden))
+    wanted, ours = (
+        jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))(*operands) for loss in (whole, chunked)
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), ours, wanted)
+    (_, alone), _ = wanted
+    without_gradient = jax.jit(chunked)(*operands)[1]
+    np.testing.assert_allclose(np.array(without_gradient), np.array(alone), rtol=1e-5)

@@ -18,22 +18,22 @@ EPS = 1e-3  # large, so that putting it in the wrong place shows
 
 @pytest.mark.parametrize("bias", [BIAS, None], ids=["bias", "no bias"])
 def test_layer_norm_is_that_of_torch(bias):
-    import torch.nn.functional as F
+    from torch.nn import functional
 
     operands = (X, SCALE) if bias is None else (X, SCALE, bias)
     _agree(
         lambda x, scale, bias=None: layer_norm(x, scale, bias, EPS),
-        lambda x, scale, bias=None: F.layer_norm(x, (16,), scale, bias, EPS),
+        lambda x, scale, bias=None: functional.layer_norm(x, (16,), scale, bias, EPS),
         *operands,
     )
 
 
 def test_rms_norm_is_that_of_torch():
-    import torch.nn.functional as F
+    from torch.nn import functional
 
     _agree(
         lambda x, scale: rms_norm(x, scale, EPS),
-        lambda x, scale: F.rms_norm(x, (16,), scale, EPS),
+        lambda x, scale: functional.rms_norm(x, (16,), scale, EPS),
         X,
         SCALE,
     )
@@ -53,20 +53,20 @@ def test_bfloat16_is_normalised_in_float32(norm):
 
 
 TORCH_ACTIVATIONS = {
-    "relu": lambda F, x: F.relu(x),
-    "gelu": lambda F, x: F.gelu(x),
-    "gelu_tanh": lambda F, x: F.gelu(x, approximate="tanh"),
-    "silu": lambda F, x: F.silu(x),
+    "relu": lambda functional, x: functional.relu(x),
+    "gelu": lambda functional, x: functional.gelu(x),
+    "gelu_tanh": lambda functional, x: functional.gelu(x, approximate="tanh"),
+    "silu": lambda functional, x: functional.silu(x),
 }
 
 
 @pytest.mark.parametrize("name", sorted(TORCH_ACTIVATIONS))
 def test_activations_are_those_of_torch(name):
-    import torch.nn.functional as F
+    from torch.nn import functional
 
     # Zero itself is left out: there relu has no derivative to agree on.
     x = np.concatenate([np.linspace(-12, 12, 400), [-1e4, 1e4, 1e-8, -1e-8]]).astype(np.float32)
-    _agree(ACTIVATIONS[name], lambda x: TORCH_ACTIVATIONS[name](F, x), x, cotangent=np.ones_like(x))
+    _agree(ACTIVATIONS[name], lambda x: TORCH_ACTIVATIONS[name](functional, x), x, cotangent=np.ones_like(x))
 
 
 @pytest.mark.parametrize("name", sorted(TORCH_ACTIVATIONS))

@@ -1,0 +1,20 @@
+"""Llama 3 8B, parameters split over 64 devices.
+
+    jaxformer show configs/llama3_8b.py
+
+Hardware: made for a slice of 64 or more accelerators; we have not trained it, so no wall time and no metric are
+given. `show` was run on a laptop-size CPU machine and allocates nothing.
+"""
+
+from jaxformer.config import Cosine, DataConfig, MeshConfig, OptimConfig, RunConfig, TextSource, TrainConfig
+from jaxformer.models import preset
+
+
+def config() -> RunConfig:
+    return RunConfig(
+        model=preset("llama3-8b"),
+        data=DataConfig(train=TextSource(paths=("corpus/*.txt",)), length=8192, batch_size=64),
+        optim=OptimConfig(learning_rate=3e-4, schedule=Cosine(warmup_steps=2000), weight_decay=0.1),
+        train=TrainConfig(steps=100_000, remat="full"),
+        mesh=MeshConfig(data=1, fsdp=64),
+    )

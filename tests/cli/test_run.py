@@ -1,0 +1,237 @@
+"""Whole runs through the command line, in processes of their own: train, stop, kill, continue, use."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+CONFIG = '''
+from jaxformer.config import *
+from jaxformer.models.gpt2 import gpt2
+
+def config():
+    documents = tuple(f"document {i}: " + "abc " * (i % 7) for i in range(60))
+    return RunConfig(
+        model=gpt2(num_layers=2, embed_dim=16, num_heads=2, vocab_size=264, max_length=64, dropout=0.1),
+        data=DataConfig(
+            train=MemorySource(documents=documents), heldout=MemorySource(documents=documents[:5]),
+            tokenizer=ByteTokenizer(), length=32, batch_size=4,
+        ),
+        optim=OptimConfig(learning_rate=1e-2, schedule=Constant(), ema_decay=0.9),
+        train=TrainConfig(steps=8, log_every=1),
+        checkpoint=CheckpointConfig(every=4),
+        evaluate=EvaluateConfig(prompts=("doc",), max_new_tokens=4),
+    )
+'''
+
+
+@pytest.fixture(scope="module")
+def config_file(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("configs") / "tiny.py"
+    path.write_text(CONFIG)
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(config_file, tmp_path_factory) -> Path:
+    """An uninterrupted run of eight steps."""
+    workdir = tmp_path_factory.mktemp("runs") / "whole"
+    output = jaxformer("train", config_file, f"workdir={workdir}")
+    assert "held-out perplexity" in output
+    assert "bits per byte" in output
+    assert f"jaxformer generate {workdir} --prompt doc" in output
+    return workdir
+
+
+def test_a_run_directory_is_complete(finished):
+    assert {"config.json", "checkpoints", "metrics.jsonl", "tensorboard", "evaluation.json"} <= set(
+        os.listdir(finished)
+    )
+    lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 9))
+    assert {"loss", "accuracy", "perplexity", "grad_norm", "param_norm", "learning_rate"} <= lines[0].keys()
+    assert {"tokens_per_second", "step_seconds", "input_wait"} <= lines[0].keys()
+    assert "heldout_loss" in lines[-1]
+    assert any(name.startswith("events") for name in os.listdir(finished / "tensorboard"))
+
+
+def test_stop_and_continue_equals_one_sitting(config_file, finished, tmp_path):
+    workdir = tmp_path / "split"
+    jaxformer("train", config_file, f"workdir={workdir}", "train.steps=4")
+    assert "continuing from step 4" in jaxformer("train", config_file, f"workdir={workdir}")
+    assert_same_state(workdir, finished)
+    assert losses(workdir) == losses(finished)
+
+
+def test_kill_and_continue_equals_one_sitting(config_file, finished, tmp_path):
+    """SIGKILL after the first checkpoint is on disk and more steps are logged."""
+    workdir = tmp_path / "killed"
+    command = [sys.executable, "-m", "jaxformer.cli", "train", str(config_file), f"workdir={workdir}"]
+    process = subprocess.Popen([*command, "train.steps=100000"], stdout=subprocess.DEVNULL, env=environment())
+    wait_for(lambda: (workdir / "checkpoints" / "4").exists() and len(losses(workdir)) > 5, process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    keep_only(workdir, 4)
+    jaxformer("train", config_file, f"workdir={workdir}")
+    assert_same_state(workdir, finished)
+    assert losses(workdir) == losses(finished)
+
+
+def test_an_interrupt_leaves_a_checkpoint(config_file, tmp_path):
+    workdir = tmp_path / "interrupted"
+    command = [sys.executable, "-m", "jaxformer.cli", "train", str(config_file), f"workdir={workdir}"]
+    process = subprocess.Popen(
+        [*command, "train.steps=100000", "checkpoint.every=100000"], stdout=subprocess.PIPE, text=True, env=environment()
+    )
+    wait_for(lambda: len(losses(workdir)) > 2, process)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "stopped at step" in output
+    assert len(os.listdir(workdir / "checkpoints")) == 1
+
+
+def test_a_finished_run_says_so(config_file, finished):
+    output = jaxformer("train", config_file, f"workdir={finished}")
+    assert "is complete at step 8" in output
+    assert "train.steps" in output
+
+
+def test_generate_and_evaluate_need_only_the_directory(finished):
+    assert jaxformer("generate", finished, "--prompt", "doc", "--max-new-tokens", "3")
+    output = jaxformer("evaluate", finished)
+    assert "held-out perplexity" in output
+    assert json.loads((finished / "evaluation.json").read_text())["step"] == 8
+
+
+def test_prepared_data_gives_the_same_run(config_file, finished, tmp_path):
+    workdir = tmp_path / "prepared"
+    assert "training tokens" in jaxformer("prepare", config_file, f"workdir={workdir}")
+    assert (workdir / "data" / "train.array_record").exists()
+    jaxformer("train", config_file, f"workdir={workdir}")
+    assert losses(workdir) == losses(finished)
+
+
+def test_the_workdir_of_another_config_is_refused(config_file, finished):
+    message = jaxformer("train", config_file, f"workdir={finished}", "seed=1", "optim.learning_rate=0.5", fails=True)
+    assert "belongs to a run with another config" in message
+    assert "seed: there 0, now 1" in message
+    assert "optim.learning_rate: there 0.01, now 0.5" in message
+
+
+def test_diverging_stops_and_keeps_the_last_good_checkpoint(config_file, tmp_path):
+    workdir = tmp_path / "diverged"
+    jaxformer("train", config_file, f"workdir={workdir}", "train.steps=4", "optim.learning_rate=1e25", fails=True)
+    message = jaxformer(
+        "train", config_file, f"workdir={workdir}2", "optim.learning_rate=1e30", "optim.clip_norm=none",
+        "optim.algorithm.kind=sgd", "checkpoint.every=1", "optim.schedule.warmup_steps=4", fails=True,
+    )  # fmt: skip
+    assert "at step" in message
+    assert "training stopped" in message
+    assert "optim.learning_rate" in message
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["trian.steps=3"], "did you mean train"),
+        (["train.steps=many"], "valid integer"),
+        (["data.train={\"kind\":\"text\",\"paths\":[\"/nowhere/*.txt\"]}"], "/nowhere/*.txt"),
+        (["mesh.data=3"], "does not fit"),
+        (["data.batch_size=3", "mesh.data=8"], "data.batch_size=3"),
+        (["workdir=/proc/version/run"], "workdir '/proc/version/run'"),
+        (["data.tokenizer.kind=sentencepiece", "model.vocab_size=90000"], "model.vocab_size"),
+    ],
+)
+def test_mistakes_are_one_clear_line_and_leave_nothing(config_file, tmp_path, overrides, expected):
+    workdir = tmp_path / "never"
+    arguments = overrides if any(o.startswith("workdir") for o in overrides) else [f"workdir={workdir}", *overrides]
+    message = jaxformer("train", config_file, *arguments, fails=True)
+    assert expected in message
+    assert "Traceback" not in message
+    assert not workdir.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["train", "nowhere.py"], "nowhere.py"),
+        (["generate", "nowhere", "--prompt", "x"], "is not a run directory"),
+        (["evaluate", "nowhere"], "is not a run directory"),
+    ],
+)
+def test_missing_files_are_named(arguments, expected):
+    message = jaxformer(*arguments, fails=True)
+    assert expected in message
+    assert "Traceback" not in message
+
+
+def test_a_prompt_beyond_the_context_is_named(finished):
+    message = jaxformer("generate", finished, "--prompt", "x" * 100, fails=True)
+    assert "exceed the model's context of 64 tokens" in message
+
+
+def test_a_truncated_checkpoint_is_named(finished, tmp_path):
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(finished, copy)
+    for file in (copy / "checkpoints" / "8" / "state").rglob("*"):
+        if file.is_file():
+            file.write_bytes(b"")
+    message = jaxformer("generate", copy, "--prompt", "x", fails=True)
+    assert "cannot be read" in message
+    assert "step 4" in message
+    assert "Traceback" not in message
+
+
+# ---------------------------------------------------------------- running it
+def environment() -> dict[str, str]:
+    return os.environ | {"XLA_FLAGS": "", "COLUMNS": "200"}
+
+
+def jaxformer(*arguments: object, fails: bool = False) -> str:
+    command = [sys.executable, "-m", "jaxformer.cli", *map(str, arguments)]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=300)
+    assert (result.returncode != 0) == fails, result.stdout + result.stderr
+    return result.stderr if fails else result.stdout
+
+
+def losses(workdir: Path) -> list[tuple[int, float]]:
+    path = workdir / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    records = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [(record["step"], record["loss"], record["grad_norm"]) for record in records]
+
+
+def wait_for(condition, process: subprocess.Popen, seconds: float = 120) -> None:
+    limit = time.time() + seconds
+    while not condition():
+        assert process.poll() is None, "the process ended early"
+        assert time.time() < limit, "nothing happened in time"
+        time.sleep(0.05)
+
+
+def keep_only(workdir: Path, step: int) -> None:
+    """Drop later checkpoints of the killed run, so that steps are run again, and its endless step count."""
+    import shutil
+
+    for path in (workdir / "checkpoints").iterdir():
+        if path.name != str(step):
+            shutil.rmtree(path)
+
+
+def assert_same_state(one: Path, other: Path) -> None:
+    """Bit for bit, by the arrays of the last checkpoint."""
+    import jax
+    import numpy as np
+    import orbax.checkpoint as ocp
+
+    with ocp.PyTreeCheckpointer() as reader:
+        states = [reader.restore(path / "checkpoints" / "8" / "state") for path in (one, other)]
+    jax.tree.map(np.testing.assert_array_equal, *states)
