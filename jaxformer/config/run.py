@@ -24,8 +24,8 @@ class TrainConfig(Config):
     """Parts of the sequence whose logits exist at a time; the result does not depend on it."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of activations; auto is bfloat16 on TPU and GPU, float32 on CPU. Parameters are always float32."""
-    remat: Literal["none", "full", "dots"] = "none"
-    """What the backward pass recomputes: nothing, whole blocks, or all but the matrix products."""
+    remat: Literal["none", "full", "dots"] = "dots"
+    """What the backward pass computes again: nothing, whole blocks, or all but matrix products and attention."""
     unroll: PositiveInt | Literal["all"] = 1
     """Layers per iteration of the scan over layers; never affects parameters."""
     attention: Literal["auto", "reference", "blocked"] = "auto"

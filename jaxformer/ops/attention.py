@@ -9,6 +9,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from jaxformer.ops.dropout import dropout
@@ -71,7 +72,9 @@ def _blocked_forward(q_BTNH, k_BSKH, v_BSKH, mask: Mask, key, scale: float, rate
         outs.append(_einsum("BKGTS,BKSH->BKGTH", p, v_BKSH[:, :, slice(*keys)]) / total)
         log_sums.append(peak + jnp.log(total))
     out_BTNH = _by_position(jnp.concatenate(outs, axis=3)).astype(q_BTNH.dtype)
-    return out_BTNH, (q_BTNH, k_BSKH, v_BSKH, mask, key, out_BTNH, jnp.concatenate(log_sums, axis=3))
+    # Named for rematerialisation: with these two kept, the backward pass need not attend again.
+    out_BTNH, log_sums = checkpoint_name((out_BTNH, jnp.concatenate(log_sums, axis=3)), "attention")
+    return out_BTNH, (q_BTNH, k_BSKH, v_BSKH, mask, key, out_BTNH, log_sums)
 
 
 def _blocked_backward(scale: float, rate: float, saved, d_out_BTNH):

@@ -120,6 +120,11 @@ def test_an_extended_encoder_decoder_gives_the_whole(pair, params_of):
         np.testing.assert_allclose(_extended(model, stored, caches, source.segments), whole, atol=1e-5)
 
 
+def test_whole_rows_run_on_unstacked_parameters_too(mixed, params_of, forward):
+    params = unstacked(params_of(mixed))
+    np.testing.assert_allclose(forward(mixed, TOKENS, params=params), forward(mixed, TOKENS), atol=1e-5)
+
+
 def test_unstacked_holds_every_layer(mixed, params_of):
     params = params_of(mixed)
     layers = unstacked(params)

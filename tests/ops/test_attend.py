@@ -134,17 +134,25 @@ def test_dropout_drops_its_share_and_scales_the_rest(impl, rate):
 
 
 @pytest.mark.parametrize("impl", sorted(IMPLEMENTATIONS))
-def test_dropout_in_the_gradient_is_that_of_the_forward_pass(impl):
-    q, k, v = _normal(3, (1, 6, 2, 8))
+def test_gradients_under_dropout_are_those_of_what_was_dropped(impl):
+    """Identity values show what the key drops; the definition with just that dropped has the gradients to match."""
+    q, k, v, cotangent = _normal(4, (1, 70, 2, 70))
+    options = {"scale": 0.1, "dropout_rate": 0.5, "impl": impl}
+    identity = np.broadcast_to(np.eye(70, dtype=np.float32)[None, :, None], v.shape)
+    dropped = attend(q, k, identity, Mask(), key=jax.random.key(3), **options)
+    factor = dropped / attend(q, k, identity, Mask(), **options)
 
-    def total(v):
-        out = attend(
-            q, k, v, Mask(causal=True), scale=SCALE, dropout_rate=0.5, key=jax.random.key(3), impl=impl
-        )  # linear in v, so that the gradient times v is the output
-        return out.sum()
+    def definition(q, k, v):
+        p = jax.nn.softmax(0.1 * jnp.einsum("btnh,bsnh->btns", q, k)) * factor
+        return jnp.einsum("btns,bsnh->btnh", p, v)
 
-    value, gradient = jax.value_and_grad(total)(v)
-    np.testing.assert_allclose((gradient * v).sum(), value, rtol=1e-4)
+    def ours(q, k, v):
+        return attend(q, k, v, Mask(), key=jax.random.key(3), **options)
+
+    (value, pullback), (wanted, wanted_pullback) = (jax.vjp(jax.jit(f), q, k, v) for f in (ours, definition))
+    np.testing.assert_allclose(value, wanted, atol=1e-5)
+    for name, gradient, theirs in zip("qkv", pullback(cotangent), wanted_pullback(cotangent), strict=True):
+        np.testing.assert_allclose(gradient, theirs, atol=1e-5, err_msg=name)
 
 
 # ---------------------------------------------------------------- reference
