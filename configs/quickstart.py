@@ -20,16 +20,16 @@ from jaxformer.models.gpt2 import gpt2
 
 def config() -> RunConfig:
     return RunConfig(
-        model=gpt2(num_layers=4, embed_dim=256, num_heads=4, vocab_size=4096, max_length=512),
+        model=gpt2(num_layers=4, embed_dim=192, num_heads=3, vocab_size=2048, max_length=512),
         data=DataConfig(
             train=StdlibSource(split="train"),
             heldout=StdlibSource(split="heldout"),
             tokenizer=SentencePieceTokenizer(algorithm="bpe"),
             length=256,
-            batch_size=8,
+            batch_size=4,
         ),
-        optim=OptimConfig(learning_rate=2e-3, schedule=Cosine(warmup_steps=50), weight_decay=0.1),
-        train=TrainConfig(steps=600),
+        optim=OptimConfig(learning_rate=3e-3, schedule=Cosine(warmup_steps=80), weight_decay=0.1),
+        train=TrainConfig(steps=800),
         checkpoint=CheckpointConfig(every=200),
         evaluate=EvaluateConfig(
             every=200,

@@ -22,24 +22,25 @@ from jaxformer.models.vaswani import vaswani
 
 def config() -> RunConfig:
     return RunConfig(
-        model=vaswani(num_layers=2, embed_dim=128, num_heads=4, mlp_dim=512, vocab_size=259),
+        model=vaswani(num_layers=2, embed_dim=128, num_heads=4, mlp_dim=512, vocab_size=259, dropout=0.0),
         data=DataConfig(
             train=DatesSource(split="train"),
             heldout=DatesSource(split="heldout", num_examples=1000),
             tokenizer=ByteTokenizer(),
             objective=Seq2Seq(input_length=160),
             length=48,
-            batch_size=32,
+            batch_size=16,
         ),
         optim=OptimConfig(
             algorithm=AdamW(b1=0.9, b2=0.98, eps=1e-9),
             learning_rate=2e-3,
             schedule=InverseSqrt(warmup_steps=200),
+            ema_decay=0.98,  # in place of the paper's averaging of the last checkpoints
         ),
-        train=TrainConfig(steps=1000, label_smoothing=0.1),
-        checkpoint=CheckpointConfig(every=500),
+        train=TrainConfig(steps=800, label_smoothing=0.1),
+        checkpoint=CheckpointConfig(every=400),
         evaluate=EvaluateConfig(
-            every=500,
+            every=400,
             exact_match=1000,
             prompts=("Tuesday, 3 March 1987", "le 14 juillet 2031", "24. Dezember 1999"),
             max_new_tokens=16,
