@@ -66,13 +66,15 @@ def summarize(config: RunConfig) -> Summary:
 def show(config: RunConfig, console: Console) -> None:
     """Print the resolved config, the parameter table and totals."""
     summary = summarize(config)
+    if not console.is_terminal:
+        console.width = 200  # a file or a pipe has no edge to cut paths at
     console.print_json(config.model_dump_json())
     table = Table("path", "shape", "logical axes", "sharding", "bytes per device", box=None, header_style="bold")
     for row in summary.parameters:
         axes = ", ".join(axis or "-" for axis in row.axes)
         shape = " x ".join(map(str, row.shape))
         table.add_row(row.path, shape, axes, row.sharding, f"{row.bytes_per_device:,}")
-    console.print(table, soft_wrap=not console.is_terminal)
+    console.print(table)
     used = ", ".join(f"{axis}={size}" for axis, size in summary.mesh.items() if size > 1)
     console.print(
         f"{config.model.shape}: {summary.num_params:,} parameters; mesh {used or 'of one device'}\n"

@@ -191,7 +191,7 @@ def _show(console: Console, run: Run, workdir: Path) -> None:
     """Metrics, samples, and what to do next."""
     evaluation = read_evaluation(workdir)
     if evaluation:
-        console.print(format_metrics(evaluation))
+        console.print(format_metrics(evaluation), soft_wrap=True)
     for prompt, output in samples(run):
         console.rule(style="dim")
         joined = f"{prompt}{output}" if run.config.model.shape == "decoder-only" else f"{prompt} -> {output}"

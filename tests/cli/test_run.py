@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-CONFIG = '''
+CONFIG = """
 from jaxformer.config import *
 from jaxformer.models.gpt2 import gpt2
 
@@ -27,7 +27,7 @@ def config():
         checkpoint=CheckpointConfig(every=4),
         evaluate=EvaluateConfig(prompts=("doc",), max_new_tokens=4),
     )
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,10 @@ def test_an_interrupt_leaves_a_checkpoint(config_file, tmp_path):
     workdir = tmp_path / "interrupted"
     command = [sys.executable, "-m", "jaxformer.cli", "train", str(config_file), f"workdir={workdir}"]
     process = subprocess.Popen(
-        [*command, "train.steps=100000", "checkpoint.every=100000"], stdout=subprocess.PIPE, text=True, env=environment()
+        [*command, "train.steps=100000", "checkpoint.every=100000"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(),
     )
     wait_for(lambda: len(losses(workdir)) > 2, process)
     process.send_signal(signal.SIGINT)
@@ -141,9 +144,9 @@ def test_diverging_stops_and_keeps_the_last_good_checkpoint(config_file, tmp_pat
     [
         (["trian.steps=3"], "did you mean train"),
         (["train.steps=many"], "valid integer"),
-        (["data.train={\"kind\":\"text\",\"paths\":[\"/nowhere/*.txt\"]}"], "/nowhere/*.txt"),
+        (['data.train={"kind":"text","paths":["/nowhere/*.txt"]}'], "/nowhere/*.txt"),
         (["mesh.data=3"], "does not fit"),
-        (["data.batch_size=3", "mesh.data=8"], "data.batch_size=3"),
+        (["data.batch_size=3", "train.accumulate=2"], "data.batch_size=3"),
         (["workdir=/proc/version/run"], "workdir '/proc/version/run'"),
         (["data.tokenizer.kind=sentencepiece", "model.vocab_size=90000"], "model.vocab_size"),
     ],

@@ -38,7 +38,9 @@ def test_accumulation_equals_the_whole_batch(parts, make_config, make_batch):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), found, expected)
 
 
-@pytest.mark.parametrize("sizes", [{"data": 8}, {"fsdp": 8, "data": 1}, {"tensor": 2, "data": 4}, {"fsdp": 2, "tensor": 2}])
+@pytest.mark.parametrize(
+    "sizes", [{"data": 8}, {"fsdp": 8, "data": 1}, {"tensor": 2, "data": 4}, {"fsdp": 2, "tensor": 2}]
+)
 @pytest.mark.parametrize("shape", ["decoder-only", "encoder-decoder"])
 def test_eight_devices_equal_one(shape, sizes, make_config, run_steps):
     optim = OptimConfig(learning_rate=1e-2, weight_decay=0.1)
