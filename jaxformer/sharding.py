@@ -78,6 +78,9 @@ def partition_spec(
     """The spec of one array with these logical axes."""
     if len(axes) != len(shape):
         raise ValueError(f"{name}: logical axes {axes} do not match shape {shape}")
+    unknown = [axis for axis in axes if axis is not None and axis not in RULES]
+    if unknown:
+        raise ValueError(f"{name}: no rule for logical axis '{unknown[0]}'; there are: {', '.join(RULES)}")
     entries: list[tuple[str, ...] | str | None] = []
     used: dict[str, str] = {}
     for axis, size in zip(axes, shape, strict=True):

@@ -10,9 +10,10 @@ import json
 import types
 import typing
 from collections.abc import Sequence
-from typing import Any, TypeVar, Union
+from typing import Annotated, Any, TypeVar, Union
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 from jaxformer.config.base import Config
 from jaxformer.errors import UserError
@@ -37,7 +38,7 @@ def validated(cls: type[C], tree: Any, source: str = "") -> C:
         return cls.model_validate(tree)
     except ValidationError as error:
         where = f"{source}: " if source else ""
-        raise UserError("\n".join(where + line for line in explained(error))) from None
+        raise UserError("\n".join(where + line for line in explained(error, cls))) from None
 
 
 def _assign(annotation: Any, node: Any, path: list[str], value: str, key: str) -> None:
@@ -79,9 +80,23 @@ def _assign_item(annotation: Any, node: list, path: list[str], value: str, key: 
 
 
 def _switch_kind(annotation: Any, node: dict, kind: str) -> None:
-    fields = next(m for m in _models(annotation) if m.model_fields["kind"].default == kind).model_fields
-    for name in [n for n in node if n not in fields]:
-        del node[name]
+    """Keep what the new kind also has and takes; the rest falls back to its defaults."""
+    fields = _of_kind(annotation, kind).model_fields
+    for name, value in list(node.items()):
+        if name not in fields or not _takes(fields[name], value):
+            del node[name]
+
+
+def _of_kind(annotation: Any, kind: Any) -> type[BaseModel] | None:
+    return next((m for m in _models(annotation) if m.model_fields["kind"].default == kind), None)
+
+
+def _takes(field: FieldInfo, value: Any) -> bool:
+    try:
+        TypeAdapter(Annotated[field.annotation, field]).validate_python(value)
+    except ValidationError:
+        return False
+    return True
 
 
 def _fields(annotation: Any, node: dict) -> dict[str, Any]:
@@ -138,7 +153,7 @@ def _unknown(key: str, path: list[str], fields: dict[str, Any]) -> str:
     return f"override '{key}': no field '{name}'; " + (f"did you mean {shown}?" if near else f"there are: {shown}")
 
 
-def explained(error: ValidationError) -> list[str]:
+def explained(error: ValidationError, cls: Any = None) -> list[str]:
     """One line per mistake: the dotted field, its value, and what is wrong with it."""
     errors = error.errors()
     lines = []
@@ -146,9 +161,24 @@ def explained(error: ValidationError) -> list[str]:
         below = any(other["loc"][: len(e["loc"])] == e["loc"] and other is not e for other in errors)
         if below and e["type"] == "too_short":  # an item failed, and pydantic then counts the tuple as empty
             continue
-        path = ".".join(str(part) for part in e["loc"])
+        path = ".".join(_keys(cls, e["loc"]))
         reason = e["msg"].removeprefix("Value error, ")
         simple = isinstance(e["input"], str | int | float | bool | None)
         value = f" = {e['input']!r}" if simple and e["type"] != "missing" else ""
         lines.append(f"{path}{value}: {reason}" if path else reason)
     return lines
+
+
+def _keys(annotation: Any, location: tuple[str | int, ...]) -> list[str]:
+    """pydantic's location as the keys a user writes: without the kinds it adds after unions."""
+    if not location:
+        return []
+    part, rest = location[0], location[1:]
+    models = _models(annotation)
+    if len(models) > 1:
+        chosen = _of_kind(annotation, part)
+        return _keys(chosen, rest) if chosen else [str(part), *_keys(None, rest)]
+    if isinstance(part, int):
+        return [str(part), *_keys(_item_type(annotation) if annotation else None, rest)]
+    field = models[0].model_fields.get(part) if models else None
+    return [str(part), *_keys(field and field.annotation, rest)]

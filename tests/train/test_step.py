@@ -45,7 +45,7 @@ def test_accumulation_equals_the_whole_batch(parts, make_config, make_batch):
 def test_eight_devices_equal_one(shape, sizes, make_config, run_steps):
     optim = OptimConfig(learning_rate=1e-2, weight_decay=0.1)
     _, one = run_steps(make_config(shape, optim=optim), num_steps=3)
-    state, eight = run_steps(make_config(shape, optim=optim, mesh=MeshConfig(**sizes)), 3, num_devices=8)
+    _, eight = run_steps(make_config(shape, optim=optim, mesh=MeshConfig(**sizes)), 3, num_devices=8)
     for a, b in zip(one, eight, strict=True):
         for name in ("loss", "grad_norm", "param_norm"):
             np.testing.assert_allclose(a[name], b[name], rtol=1e-5, err_msg=name)
