@@ -64,13 +64,15 @@ def _blocked_forward(q_BTNH, k_BSKH, v_BSKH, mask: Mask, key, scale: float, rate
     q_BKGTH, k_BKSH, v_BKSH = _by_head(q_BTNH * scale, k_BSKH, v_BSKH)
     outs, log_sums = [], []
     for i, (queries, keys) in enumerate(_blocks(mask, q_BTNH.shape[1], k_BSKH.shape[1])):
-        logits = _logits(q_BKGTH, k_BKSH, mask, queries, keys)
+        logits = _einsum("BKGTH,BKSH->BKGTS", q_BKGTH[..., slice(*queries), :], k_BKSH[:, :, slice(*keys)])
+        logits = _masked(logits, mask, queries, keys)
         peak = logits.max(axis=-1, keepdims=True)
         p = jnp.exp(logits - peak)
         total = p.sum(axis=-1, keepdims=True)
-        p = dropout(p, rate, _block_key(key, i)).astype(v_BKSH.dtype)
+        keep = _kept(p.shape, rate, _block_key(key, i))
+        p = (p if keep is None else p * keep).astype(v_BKSH.dtype)
         outs.append(_einsum("BKGTS,BKSH->BKGTH", p, v_BKSH[:, :, slice(*keys)]) / total)
-        log_sums.append(peak + jnp.log(total))
+        log_sums.append((peak + jnp.log(total))[..., 0])
     out_BTNH = _by_position(jnp.concatenate(outs, axis=3)).astype(q_BTNH.dtype)
     # Named for rematerialisation: with these two kept, the backward pass need not attend again.
     out_BTNH, log_sums = checkpoint_name((out_BTNH, jnp.concatenate(log_sums, axis=3)), "attention")
@@ -82,20 +84,25 @@ def _blocked_backward(scale: float, rate: float, saved, d_out_BTNH):
     q_BKGTH, k_BKSH, v_BKSH = _by_head(q_BTNH * scale, k_BSKH, v_BSKH)
     d_out_BKGTH, out_BKGTH = (_by_head(a, k_BSKH, v_BSKH)[0] for a in (d_out_BTNH, out_BTNH))
     # The softmax's gradient needs sum(p * dp), which equals sum(out * d_out) (arXiv:2205.14135, appendix B.4).
-    delta = (d_out_BKGTH * out_BKGTH).astype(jnp.float32).sum(axis=-1, keepdims=True)
+    delta = (d_out_BKGTH * out_BKGTH).astype(jnp.float32).sum(axis=-1)
     dq = []
     dk_BKSH, dv_BKSH = jnp.zeros(k_BKSH.shape, jnp.float32), jnp.zeros(v_BKSH.shape, jnp.float32)
     for i, (queries, keys) in enumerate(_blocks(mask, q_BTNH.shape[1], k_BSKH.shape[1])):
         rows, columns = slice(*queries), slice(*keys)
         q, d_out, k, v = q_BKGTH[..., rows, :], d_out_BKGTH[..., rows, :], k_BKSH[:, :, columns], v_BKSH[:, :, columns]
-        p = jnp.exp(_logits(q_BKGTH, k_BKSH, mask, queries, keys) - log_sums[..., rows, :])
-        block_key = _block_key(key, i)
-        dp = dropout(_einsum("BKGTH,BKSH->BKGTS", d_out, v), rate, block_key)
-        d_logits = (p * (dp - delta[..., rows, :])).astype(q.dtype)
-        p = dropout(p, rate, block_key).astype(q.dtype)
-        dq.append(_einsum("BKGTS,BKSH->BKGTH", d_logits, k) * scale)
-        dk_BKSH = dk_BKSH.at[:, :, columns].add(_einsum("BKGTS,BKGTH->BKSH", d_logits, q))
-        dv_BKSH = dv_BKSH.at[:, :, columns].add(_einsum("BKGTS,BKGTH->BKSH", p, d_out))
+        # Keys before queries: two of the three products then read p and its gradient as they lie in memory.
+        logits = _einsum("BKSH,BKGTH->BKGST", k, q)
+        p = jnp.exp(_masked(logits, mask, queries, keys, transposed=True) - log_sums[..., None, rows])
+        keep = _kept((*p.shape[:3], p.shape[4], p.shape[3]), rate, _block_key(key, i))
+        dp = _einsum("BKSH,BKGTH->BKGST", v, d_out)
+        if keep is not None:
+            keep = keep.swapaxes(-1, -2)
+            dp = dp * keep
+        d_logits = (p * (dp - delta[..., None, rows])).astype(q.dtype)
+        p = (p if keep is None else p * keep).astype(q.dtype)
+        dq.append(_einsum("BKGST,BKSH->BKGTH", d_logits, k) * scale)
+        dk_BKSH = dk_BKSH.at[:, :, columns].add(_einsum("BKGST,BKGTH->BKSH", d_logits, q))
+        dv_BKSH = dv_BKSH.at[:, :, columns].add(_einsum("BKGST,BKGTH->BKSH", p, d_out))
     dq_BTNH = _by_position(jnp.concatenate(dq, axis=3)).astype(q_BTNH.dtype)
     dk_BSKH = dk_BKSH.swapaxes(1, 2).astype(k_BSKH.dtype)
     return dq_BTNH, dk_BSKH, dv_BKSH.swapaxes(1, 2).astype(v_BSKH.dtype), None, None
@@ -115,10 +122,18 @@ def _blocks(mask: Mask, T: int, S: int) -> list[tuple[tuple[int, int], tuple[int
     return [((a, b), (max(0, min(a - window + 1, S - 1)), min(b, S)) if known else (0, S)) for a, b in bounds]
 
 
-def _logits(q_BKGTH, k_BKSH, mask: Mask, queries: tuple[int, int], keys: tuple[int, int]):
-    logits = _einsum("BKGTH,BKSH->BKGTS", q_BKGTH[..., slice(*queries), :], k_BKSH[:, :, slice(*keys)])
+def _masked(logits, mask: Mask, queries: tuple[int, int], keys: tuple[int, int], transposed: bool = False):
     allowed_BTS = allowed(mask, queries, keys)
-    return logits if allowed_BTS is None else jnp.where(allowed_BTS[:, None, None], logits, MASKED)
+    if allowed_BTS is None:
+        return logits
+    if transposed:
+        allowed_BTS = allowed_BTS.swapaxes(1, 2)
+    return jnp.where(allowed_BTS[:, None, None], logits, MASKED)
+
+
+def _kept(shape: tuple[int, ...], rate: float, key: jax.Array | None) -> Array | None:
+    """What dropout multiplies probabilities with; the same in both passes."""
+    return None if key is None or rate == 0.0 else dropout(jnp.ones(shape, jnp.float32), rate, key)
 
 
 def _by_head(q_BTNH, k_BSKH, v_BSKH):

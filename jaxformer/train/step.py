@@ -91,7 +91,7 @@ def loss_chunks(config: RunConfig) -> int:
     chunks = 1
     while (
         config.data.length % (2 * chunks) == 0
-        and positions // (2 * chunks) >= 512
+        and positions // (2 * chunks) >= 1024
         and positions // (2 * chunks) * config.model.vocab_size >= 2**22
     ):
         chunks *= 2
