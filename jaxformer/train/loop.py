@@ -46,7 +46,6 @@ def train(config: RunConfig, console: Console | None = None) -> Run:
     hosts = {"host": jax.process_index(), "num_hosts": jax.process_count()}
     loader = make_loader(config, sets.train, **hosts)
     heldout = None if sets.heldout is None else make_loader(config, sets.heldout, **hosts, train=False)
-    workdir = write_run_files(config, tokenizer)
 
     # ------------------------------------------------------------ model, shapes, shardings
     mesh = make_mesh(config.mesh)
@@ -61,6 +60,7 @@ def train(config: RunConfig, console: Console | None = None) -> Run:
     )
     eval_fn = jax.jit(partial(eval_step, model=model))
 
+    workdir = write_run_files(config, tokenizer)  # not before everything a config can get wrong has been checked
     with Checkpoints(workdir, config.checkpoint) as checkpoints, _stop_signals() as stopping:
         # -------------------------------------------------------- restore or init
         if checkpoints.latest is not None:
