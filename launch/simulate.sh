@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs a command on N simulated CPU devices, to try a mesh without the hardware:
 #
-#     launch/simulate.sh 8 jaxformer train configs/quickstart.py mesh.fsdp=4 mesh.tensor=2 train.steps=60
+#     launch/simulate.sh 4 jaxformer train configs/quickstart.py mesh.fsdp=4 train.steps=100 workdir=runs/fsdp
 set -euo pipefail
 if [ "$#" -lt 2 ] || ! [[ "$1" =~ ^[1-9][0-9]*$ ]]; then
   echo "usage: $0 DEVICES COMMAND [ARGUMENT ...]" >&2

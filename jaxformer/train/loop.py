@@ -60,7 +60,7 @@ def train(config: RunConfig, console: Console | None = None) -> Run:
     )
     eval_fn = jax.jit(partial(eval_step, model=model))
 
-    workdir = write_run_files(config, tokenizer)  # not before everything a config can get wrong has been checked
+    workdir = Path(config.workdir)
     with Checkpoints(workdir, config.checkpoint) as checkpoints, _stop_signals() as stopping:
         # -------------------------------------------------------- restore or init
         if checkpoints.latest is not None:
@@ -71,6 +71,7 @@ def train(config: RunConfig, console: Console | None = None) -> Run:
         if start >= config.train.steps:
             console.print(_complete(workdir, start))
             return Run(config, model, state.best_params, tokenizer, start)
+        write_run_files(config, tokenizer)  # not before everything a config can get wrong has been checked
         _announce(console, config, start, state.params)
 
         # -------------------------------------------------------- loop

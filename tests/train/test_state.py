@@ -46,10 +46,11 @@ def test_nothing_is_split_on_a_data_mesh(make_config):
 
 
 @pytest.mark.parametrize("kind", ["adafactor", "lion", "muon"])
-def test_every_optimizer_state_has_a_sharding(kind, make_config):
+def test_moments_of_every_optimizer_are_split(kind, make_config):
+    """Adafactor's too: matrices this small are below its threshold for factoring."""
     specs = _specs(make_config(optim=OptimConfig(algorithm={"kind": kind})), fsdp=4, tensor=2, data=1)
     moments = [s for p, s in specs.items() if p.startswith("opt_state") and p.endswith("mlp/up/kernel")]
-    assert kind == "adafactor" or P(None, "fsdp", "tensor") in moments
+    assert P(None, "fsdp", "tensor") in moments
 
 
 def test_a_state_on_eight_devices_holds_an_eighth(make_config):
