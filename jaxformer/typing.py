@@ -25,6 +25,7 @@ class Tokens(NamedTuple):
     ids: Int[Array, "B T"]
     positions: Int[Array, "B T"]  # restart at 0 with every packed document
     segments: Int[Array, "B T"]  # 1, 2, ... per packed document; 0 is padding
+    types: Int[Array, "B T"] | None = None  # for models that tell kinds of tokens apart; none is all 0
 
 
 def tokens_from_ids(ids: Int[Array, "B T"], mask: Int[Array, "B T"] | None = None) -> Tokens:

@@ -11,7 +11,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from jaxformer.config.base import Config
 
 Rate = Annotated[float, Field(ge=0.0, lt=1.0)]
-Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 
 
 # ---------------------------------------------------------------- positions
@@ -329,7 +329,7 @@ class EmbeddingConfig(Config):
 class TransformConfig(Config):
     """A dense layer of width embed_dim, an activation and perhaps a norm."""
 
-    activation: Literal["tanh"] | Activation
+    activation: Activation
     bias: bool = True
     norm: NormConfig | None = None
 

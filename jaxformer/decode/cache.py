@@ -1,4 +1,4 @@
-"""Key-value caches: preallocated, explicit, one per layer.
+"""Key-value caches: preallocated, explicit, one per layer; a recurrent layer has its state instead.
 
 A layer's cache is its own set of arrays rather than a slice of a stacked one: a loop that carries it then
 updates it in place, and attention reads it without slicing it out first.
@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from jaxformer.config import ModelConfig, StackConfig
+from jaxformer.config import ModelConfig, RecurrentConfig
 from jaxformer.layers.attention import KeysValues
 from jaxformer.layers.block import LayerCache
 from jaxformer.ops.masks import Mask
+from jaxformer.ops.recurrence import RecurrentState, empty_state
 from jaxformer.typing import Array, Float, Int
 
 
@@ -36,12 +37,14 @@ class FullCache:
 
 def make_caches(
     config: ModelConfig, batch: int, length: int, dtype: jnp.dtype, cross: Sequence[KeysValues] | None = None
-) -> tuple[LayerCache, ...]:
-    """Empty caches of all decoder layers, with room for `length` tokens a row."""
-    stack: StackConfig = config.decoder
+) -> tuple[LayerCache | RecurrentState, ...]:
+    """Empty caches of all decoder layers, with room for `length` tokens a row; a recurrent state needs no room."""
+    stack = config.decoder
+    if isinstance(stack, RecurrentConfig):
+        return tuple(empty_state(stack.cell, batch, stack.dim) for _ in range(stack.num_layers))
     caches = []
     for layer in range(stack.num_layers):
-        attention = stack.pattern[layer % len(stack.pattern)].attention
+        attention = stack.block(layer).attention
         shape = (batch, length, attention.kv_heads, attention.head_dim)
         empty = FullCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
         caches.append(LayerCache(empty, None if cross is None else cross[layer]))

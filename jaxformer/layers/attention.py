@@ -9,10 +9,12 @@ from typing import NamedTuple, Protocol
 import jax
 from flax import linen as nn
 
-from jaxformer.config import AttentionConfig, Init
+from jaxformer.config import Alibi, AttentionConfig, Init, Rope
 from jaxformer.layers.linear import Linear
+from jaxformer.layers.norm import Norm
 from jaxformer.layers.runtime import Runtime
 from jaxformer.ops.attention import attend
+from jaxformer.ops.biases import Bias, SlopeBias
 from jaxformer.ops.masks import Mask
 from jaxformer.ops.positions import rope
 from jaxformer.typing import Array, Float, Int
@@ -55,13 +57,15 @@ class Attention(nn.Module):
             bias=cfg.output_bias,
             dtype=dtype,
         )
+        if cfg.qk_norm is not None:
+            self.q_norm, self.k_norm = Norm(cfg.qk_norm), Norm(cfg.qk_norm)
 
     def keys_values(self, x_BSD: jax.Array, positions_BS: jax.Array | None = None) -> KeysValues:
-        """Keys, rotated if the positions are rotary, and values."""
+        """Keys, normalised and rotated where the config says so, and values."""
         k_BSKH = self.k("BSD,DKH->BSKH", x_BSD)
-        if self.config.position is not None:
-            k_BSKH = rope(k_BSKH, positions_BS, self.config.position.theta)
-        return KeysValues(k_BSKH, self.v("BSD,DKH->BSKH", x_BSD))
+        if self.config.qk_norm is not None:
+            k_BSKH = self.k_norm(k_BSKH)
+        return KeysValues(self._rotated(k_BSKH, positions_BS), self.v("BSD,DKH->BSKH", x_BSD))
 
     def __call__(
         self,
@@ -69,19 +73,26 @@ class Attention(nn.Module):
         kv: KeysValues,
         mask: Mask,
         positions_BT: jax.Array | None = None,
+        bias: Bias | None = None,
         key: jax.Array | None = None,
     ) -> jax.Array:
         cfg = self.config
         q_BTNH = self.q("BTD,DNH->BTNH", x_BTD)
-        if cfg.position is not None:
-            q_BTNH = rope(q_BTNH, positions_BT, cfg.position.theta)
+        if cfg.qk_norm is not None:
+            q_BTNH = self.q_norm(q_BTNH)
         out_BTNH = attend(
-            q_BTNH,
+            self._rotated(q_BTNH, positions_BT),
             *kv,
             mask,
             scale=cfg.scale or cfg.head_dim**-0.5,
+            bias=SlopeBias(cfg.num_heads) if isinstance(cfg.position, Alibi) else bias,
+            softcap=cfg.softcap,
             dropout_rate=cfg.dropout,
             key=key,
             impl=self.runtime.attention,
         )
         return self.out("BTNH,NHD->BTD", out_BTNH)
+
+    def _rotated(self, x_BTNH: jax.Array, positions_BT: jax.Array | None) -> jax.Array:
+        position = self.config.position
+        return rope(x_BTNH, positions_BT, position) if isinstance(position, Rope) else x_BTNH

@@ -10,8 +10,10 @@ from flax import linen as nn
 from jaxformer.config import BlockConfig, InitConfig
 from jaxformer.layers.attention import Attention, Cache, KeysValues
 from jaxformer.layers.mlp import Mlp
+from jaxformer.layers.moe import Moe
 from jaxformer.layers.norm import Norm
 from jaxformer.layers.runtime import Runtime
+from jaxformer.ops.biases import Bias
 from jaxformer.ops.dropout import dropout, split_key
 from jaxformer.ops.masks import Mask
 from jaxformer.sharding import constrain
@@ -30,6 +32,8 @@ class Context:
     source_segments_BS: Int[Array, "B S"] | None = None
     start_B: Int[Array, " B"] | None = None
     """With caches: the index of the first of the T tokens in its row."""
+    bias: Bias | None = None
+    """Of all self-attention in the stack."""
 
 
 class LayerCache(NamedTuple):
@@ -37,6 +41,12 @@ class LayerCache(NamedTuple):
 
     attention: Cache
     cross: KeysValues | None = None
+
+
+class BlockResult(NamedTuple):
+    x_BTD: Float[Array, "B T D"]
+    cache: LayerCache | None
+    router_loss: Float[Array, ""] | None  # none without experts
 
 
 class Block(nn.Module):
@@ -50,8 +60,10 @@ class Block(nn.Module):
         cfg = self.config
         shared = (self.embed_dim, self.init_config.kernel, self.output_scale, self.runtime)
         self.attention = Attention(cfg.attention, *shared)
-        self.mlp = Mlp(cfg.mlp, *shared)
-        self.attention_norm, self.mlp_norm = Norm(cfg.norm), Norm(cfg.norm)
+        self.mlp = (Moe if cfg.mlp.kind == "moe" else Mlp)(cfg.mlp, *shared)
+        self.mlp_norm = Norm(cfg.norm)
+        if cfg.attention_norm:
+            self.attention_norm = Norm(cfg.norm)
         if cfg.cross_attention is not None:
             self.cross_attention = Attention(cfg.cross_attention, *shared)
             self.cross_attention_norm = Norm(cfg.norm)
@@ -65,25 +77,33 @@ class Block(nn.Module):
 
     def __call__(
         self, x_BTD: jax.Array, context: Context, cache: LayerCache | None = None, key: jax.Array | None = None
-    ) -> tuple[jax.Array, LayerCache | None]:
+    ) -> BlockResult:
         keys = split_key(key, 5)
+        router_loss = None
 
         def self_attention(h_BTD):
             nonlocal cache
             kv = self.attention.keys_values(h_BTD, context.positions_BT)
             kv, mask, cache = self._extended(kv, context, cache)
-            return self.attention(h_BTD, kv, mask, context.positions_BT, keys[0])
+            return self.attention(h_BTD, kv, mask, context.positions_BT, context.bias, keys[0])
 
         def cross_attention(h_BTD):
             kv = self.cross_keys_values(context.source_BSD) if cache is None else cache.cross
             mask = Mask(q_segments=context.segments_BT, kv_segments=context.source_segments_BS)
             return self.cross_attention(h_BTD, kv, mask, key=keys[2])
 
+        def feed_forward(h_BTD):
+            nonlocal router_loss
+            if self.config.mlp.kind == "mlp":
+                return self.mlp(h_BTD)
+            y_BTD, router_loss = self.mlp(h_BTD, context.segments_BT)
+            return y_BTD
+
         x_BTD = self._residual(x_BTD, self_attention, "attention", keys[1])
         if self.config.cross_attention is not None:
             x_BTD = self._residual(x_BTD, cross_attention, "cross_attention", keys[3])
-        x_BTD = self._residual(x_BTD, self.mlp, "mlp", keys[4])
-        return constrain(x_BTD, "batch", "length", None), cache
+        x_BTD = self._residual(x_BTD, feed_forward, "mlp", keys[4])
+        return BlockResult(constrain(x_BTD, "batch", "length", None), cache, router_loss)
 
     def _extended(
         self, kv: KeysValues, context: Context, cache: LayerCache | None
@@ -100,7 +120,8 @@ class Block(nn.Module):
         self, x_BTD: jax.Array, layer: Callable[[jax.Array], jax.Array], name: str, key: jax.Array | None
     ) -> jax.Array:
         """x plus what the sub-layer adds, normalised where the placement says."""
-        norm, rate = getattr(self, f"{name}_norm"), self.config.dropout
+        rate = self.config.dropout
+        norm = getattr(self, f"{name}_norm") if name != "attention" or self.config.attention_norm else lambda x: x
         if self.config.placement == "post":
             return norm(x_BTD + dropout(layer(x_BTD), rate, key))
         y_BTD = layer(norm(x_BTD))

@@ -12,8 +12,10 @@ class Norm(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        shape = x.shape[-1:]
-        scale = self.param("scale", nn.with_logical_partitioning(nn.initializers.ones, ("norm",)), shape)
+        shape, offset = x.shape[-1:], self.config.unit_offset
+        start = nn.initializers.zeros if offset else nn.initializers.ones
+        scale = self.param("scale", nn.with_logical_partitioning(start, ("norm",)), shape)
+        scale = 1.0 + scale if offset else scale
         if self.config.kind == "rms":
             return rms_norm(x, scale, self.config.eps)
         bias = None

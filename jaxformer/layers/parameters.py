@@ -6,7 +6,7 @@ from flax import linen as nn
 
 from jaxformer.config import ModelConfig
 from jaxformer.layers.transformer import Transformer
-from jaxformer.typing import Params, PyTree, tokens_from_ids
+from jaxformer.typing import Params, PyTree, Tokens, tokens_from_ids
 
 
 def init_params(config: ModelConfig, key: jax.Array) -> Params:
@@ -28,7 +28,14 @@ def num_params(config: ModelConfig) -> int:
 def _boxed(config: ModelConfig, key: jax.Array) -> Params:
     tokens = tokens_from_ids(jnp.zeros((1, 1), jnp.int32))
     source = tokens if config.shape == "encoder-decoder" else None
-    return Transformer(config).init(key, tokens, source)["params"]
+    return Transformer(config).init(key, tokens, source, method=_touch_all)["params"]
+
+
+def _touch_all(model: Transformer, tokens: Tokens, source: Tokens | None) -> None:
+    """Parameters are made where they are first used."""
+    model(tokens, source)
+    if model.config.pooler is not None:
+        model.pooled(tokens)
 
 
 def _is_box(leaf: object) -> bool:

@@ -5,7 +5,9 @@ rematerialising are choices of the moment. `unstacked` parameters (a tuple of tr
 too: a decode loop that reads every weight once per token must not pay for slicing them out of the stack.
 """
 
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +16,10 @@ from flax import linen as nn
 from jaxformer.config import InitConfig, StackConfig
 from jaxformer.layers.attention import KeysValues
 from jaxformer.layers.block import Block, Context, LayerCache
+from jaxformer.layers.initializers import initializer
 from jaxformer.layers.norm import Norm
 from jaxformer.layers.runtime import Runtime
+from jaxformer.ops.biases import BucketedBias
 from jaxformer.ops.dropout import split_key
 from jaxformer.typing import Params
 
@@ -26,6 +30,7 @@ REMAT_POLICIES = {
         jax.checkpoint_policies.save_only_these_names("attention"),
     ),
 }
+_STACKED = re.compile(r"(first|blocks)_\d+")
 
 
 class Stack(nn.Module):
@@ -35,31 +40,48 @@ class Stack(nn.Module):
     runtime: Runtime
 
     def setup(self) -> None:
-        if self.config.final_norm is not None:
-            self.final_norm = Norm(self.config.final_norm)
-        for i, block in enumerate(self._blocks()):
+        cfg = self.config
+        if cfg.final_norm is not None:
+            self.final_norm = Norm(cfg.final_norm)
+        if cfg.relative_bias is not None:
+            draw = initializer(self.init_config.embedding, num_in=0)
+            shape = (cfg.relative_bias.num_buckets, cfg.pattern[0].attention.num_heads)
+            self.relative_bias = self.param("relative_bias", nn.with_logical_partitioning(draw, (None, "heads")), shape)
+        for name, block in self._blocks().items():
             # Checked by the blocks themselves, layer by layer, when they are applied.
-            if not self.has_variable("params", f"blocks_{i}"):
-                self.param(f"blocks_{i}", _stacked_init, block, self.config.layers_at(i))
+            if not self.has_variable("params", name):
+                self.param(name, _stacked_init, block, cfg.sizes[name])
 
-    def __call__(self, x_BTD: jax.Array, context: Context, key: jax.Array | None = None) -> jax.Array:
-        """All layers over whole rows, no cache."""
+    def __call__(
+        self, x_BTD: jax.Array, context: Context, key: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """All layers over whole rows, no cache; and the mean of the routers' losses, none without experts."""
+        context, first = self._with_bias(context), len(self.config.first)
         keys = split_key(key, self.config.num_layers)
-        unrolls = self.runtime.unroll == "all" or isinstance(self._params()[0], tuple)
+        unrolls = self.runtime.unroll == "all" or isinstance(self._params("blocks_0"), tuple)
         scanned = 0 if unrolls else self._repeats * len(self.config.pattern)
+        layers, losses = self._layers(), []
+
+        def one_by_one(x_BTD: jax.Array, start: int, stop: int) -> jax.Array:
+            for (block, layer), layer_key in zip(layers[start:stop], keys[start:stop], strict=True):
+                x_BTD, loss = self._apply(block)(layer, x_BTD, context, layer_key)
+                losses.append(loss)
+            return x_BTD
+
+        x_BTD = one_by_one(x_BTD, 0, first)
         if scanned:
-            x_BTD = self._scan(x_BTD, context, keys[:scanned])
-        for (block, layer), layer_key in zip(self._layers()[scanned:], keys[scanned:], strict=True):
-            x_BTD = self._apply(block)(layer, x_BTD, context, layer_key)
-        return self._normed(x_BTD)
+            x_BTD, loss = self._scan(x_BTD, context, keys[first : first + scanned])
+            losses += loss
+        x_BTD = one_by_one(x_BTD, first + scanned, self.config.num_layers)
+        return self._normed(x_BTD), _mean(losses)
 
     def extend(
         self, x_BTD: jax.Array, context: Context, caches: Sequence[LayerCache]
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
         """All layers over new tokens that follow what the caches hold; unrolled, one cache a layer."""
-        updated = []
+        context, updated = self._with_bias(context), []
         for (block, layer), cache in zip(self._layers(), caches, strict=True):
-            x_BTD, cache = block.apply({"params": layer}, x_BTD, context, cache)
+            x_BTD, cache, _ = block.apply({"params": layer}, x_BTD, context, cache)
             updated.append(cache)
         return self._normed(x_BTD), tuple(updated)
 
@@ -72,28 +94,33 @@ class Stack(nn.Module):
     @property
     def _repeats(self) -> int:
         """How often the whole pattern occurs."""
-        return self.config.num_layers // len(self.config.pattern)
+        return (self.config.num_layers - len(self.config.first)) // len(self.config.pattern)
 
-    def _scan(self, x_BTD: jax.Array, context: Context, keys: list[jax.Array | None]) -> jax.Array:
+    def _scan(
+        self, x_BTD: jax.Array, context: Context, keys: list[jax.Array | None]
+    ) -> tuple[jax.Array, list[jax.Array | None]]:
         """The whole repeats of the pattern, one trace for all of them."""
-        blocks, repeats = [self._apply(block) for block in self._blocks()], self._repeats
+        names, repeats = [f"blocks_{i}" for i in range(len(self.config.pattern))], self._repeats
+        blocks = [self._apply(self._blocks()[name]) for name in names]
 
         def one_repeat(x_BTD, inputs):
-            layers, keys = inputs
+            (layers, keys), losses = inputs, []
             for i, apply in enumerate(blocks):
-                x_BTD = apply(layers[i], x_BTD, context, None if keys is None else keys[i])
-            return x_BTD, None
+                x_BTD, loss = apply(layers[i], x_BTD, context, None if keys is None else keys[i])
+                losses.append(loss)
+            return x_BTD, losses
 
-        layers = [jax.tree.map(lambda a: a[:repeats], p) for p in self._params()]
+        layers = [jax.tree.map(lambda a: a[:repeats], self._params(name)) for name in names]
         stacked_keys = None if keys[0] is None else jnp.stack(keys).reshape(repeats, len(blocks))
         unroll = min(self.runtime.unroll, repeats)
-        return jax.lax.scan(one_repeat, x_BTD, (layers, stacked_keys), unroll=unroll)[0]
+        return jax.lax.scan(one_repeat, x_BTD, (layers, stacked_keys), unroll=unroll)
 
     def _apply(self, block: Block) -> Callable[..., jax.Array]:
         """One block without a cache as a function of its parameters, rematerialised as the runtime says."""
 
         def apply(params, x_BTD, context, key):
-            return block.apply({"params": params}, x_BTD, context, key=key)[0]
+            result = block.apply({"params": params}, x_BTD, context, key=key)
+            return result.x_BTD, result.router_loss
 
         policy = REMAT_POLICIES.get(self.runtime.remat)
         return apply if self.runtime.remat == "none" else jax.checkpoint(apply, policy=policy)
@@ -101,20 +128,35 @@ class Stack(nn.Module):
     def _normed(self, x_BTD: jax.Array) -> jax.Array:
         return x_BTD if self.config.final_norm is None else self.final_norm(x_BTD)
 
-    def _blocks(self) -> list[Block]:
+    def _with_bias(self, context: Context) -> Context:
+        cfg = self.config
+        if cfg.relative_bias is None:
+            return context
+        causal = cfg.pattern[0].attention.causal
+        return replace(context, bias=BucketedBias(self.relative_bias, cfg.relative_bias.max_distance, causal))
+
+    def _blocks(self) -> dict[str, Block]:
+        """The block of each place."""
         scale = (2 * self.config.num_layers) ** -0.5 if self.init_config.depth_scaled_output else 1.0
         shared = (self.embed_dim, self.init_config, scale, self.runtime)
-        return [Block(block, *shared, parent=None) for block in self.config.pattern]
+        blocks = zip(self.config.sizes, self.config.blocks, strict=True)
+        return {name: Block(block, *shared, parent=None) for name, block in blocks}
 
-    def _params(self) -> list[Params | tuple[Params, ...]]:
-        """The parameters of each place of the pattern."""
-        return [nn.meta.unbox(self.get_variable("params", f"blocks_{i}")) for i in range(len(self.config.pattern))]
+    def _params(self, name: str) -> Params | tuple[Params, ...]:
+        """The parameters of one place."""
+        return nn.meta.unbox(self.get_variable("params", name))
 
     def _layers(self) -> list[tuple[Block, Params]]:
         """Every layer's block and parameters, in order of depth."""
-        blocks, params = self._blocks(), [layers_of(p) for p in self._params()]
-        places = (divmod(layer, len(blocks)) for layer in range(self.config.num_layers))
-        return [(blocks[place], params[place][depth]) for depth, place in places]
+        blocks = self._blocks()
+        params = {name: layers_of(self._params(name)) for name in blocks}
+        return [(blocks[name], params[name][depth]) for name, depth in self.config.places]
+
+
+def _mean(losses: list[jax.Array | None]) -> jax.Array | None:
+    """Of single layers' losses and stacks of them."""
+    present = [loss.reshape(-1) for loss in losses if loss is not None]
+    return jnp.concatenate(present).mean() if present else None
 
 
 def _stacked_init(key: jax.Array, block: Block, num_layers: int) -> Params:
@@ -136,7 +178,7 @@ def layers_of(stored: Params | tuple[Params, ...]) -> tuple[Params, ...]:
 
 
 def unstacked(params: Params) -> Params:
-    """The same parameters with every `blocks_i` a tuple of layers."""
+    """The same parameters with every place of a stack a tuple of layers."""
     if not isinstance(params, dict):
         return params
-    return {n: layers_of(p) if n.startswith("blocks_") else unstacked(p) for n, p in params.items()}
+    return {n: layers_of(p) if _STACKED.fullmatch(n) else unstacked(p) for n, p in params.items()}

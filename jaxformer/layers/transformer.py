@@ -11,7 +11,8 @@ from flax import linen as nn
 from jaxformer.config import ModelConfig
 from jaxformer.layers.attention import KeysValues
 from jaxformer.layers.block import Context, LayerCache
-from jaxformer.layers.embed import Embedding, Head
+from jaxformer.layers.embed import Embedding, Head, Pooler
+from jaxformer.layers.recurrent import Recurrent
 from jaxformer.layers.runtime import Runtime
 from jaxformer.layers.stack import Stack
 from jaxformer.ops.dropout import split_key
@@ -25,13 +26,17 @@ class Transformer(nn.Module):
     def setup(self) -> None:
         cfg, dtype = self.config, self.runtime.dtype
         shared = (cfg.vocab_size, cfg.embed_dim)
-        self.embedding = Embedding(cfg.embedding, *shared, cfg.init.embedding, dtype)
+        both_sides = cfg.shape == "encoder-decoder"
+        self.embedding = Embedding(cfg.embedding, *shared, cfg.init.embedding, dtype, both_sides)
         if cfg.encoder is not None:
             self.encoder = Stack(cfg.encoder, cfg.embed_dim, cfg.init, self.runtime)
         if cfg.decoder is not None:
-            self.decoder = Stack(cfg.decoder, cfg.embed_dim, cfg.init, self.runtime)
+            kind = Recurrent if cfg.decoder.kind == "recurrent" else Stack
+            self.decoder = kind(cfg.decoder, cfg.embed_dim, cfg.init, self.runtime)
         if cfg.head is not None:
             self.head = Head(cfg.head, *shared, cfg.init.kernel, dtype)
+        if cfg.pooler is not None:
+            self.pooler = Pooler(cfg.pooler, cfg.embed_dim, cfg.init.kernel, dtype)
 
     def __call__(
         self, tokens: Tokens, source: Tokens | None = None, key: jax.Array | None = None
@@ -44,16 +49,28 @@ class Transformer(nn.Module):
         self, tokens: Tokens, source: Tokens | None = None, key: jax.Array | None = None
     ) -> Float[Array, "B T D"]:
         """Output of the last stack; `source` is what the encoder of an encoder-decoder reads."""
-        if self.config.decoder is None:
-            return self.encode(tokens, key)
-        keys = split_key(key, 3)
-        source_BSD = None if source is None else self.encode(source, keys[0])
-        context = Context(tokens.positions, tokens.segments, source_BSD, None if source is None else source.segments)
-        return self.decoder(self.embedding(tokens, keys[1]), context, keys[2])
+        return self.hidden_and_router_loss(tokens, source, key)[0]
 
-    def encode(self, source: Tokens, key: jax.Array | None = None) -> Float[Array, "B S D"]:
+    def hidden_and_router_loss(
+        self, tokens: Tokens, source: Tokens | None = None, key: jax.Array | None = None
+    ) -> tuple[Float[Array, "B T D"], Float[Array, ""] | None]:
+        """The same, with what the routers of experts add to the loss of a token; none without experts."""
+        if self.config.decoder is None:
+            return self._encode(tokens, key)
+        keys = split_key(key, 3)
+        source_BSD, source_loss = (None, None) if source is None else self._encode(source, keys[0])
+        context = Context(tokens.positions, tokens.segments, source_BSD, None if source is None else source.segments)
+        hidden_BTD, loss = self.decoder(self.embedding(tokens, keys[1]), context, keys[2])
+        losses = [part for part in (source_loss, loss) if part is not None]
+        return hidden_BTD, sum(losses) if losses else None
+
+    def encode(self, source: Tokens) -> Float[Array, "B S D"]:
+        return self._encode(source, None)[0]
+
+    def pooled(self, tokens: Tokens, key: jax.Array | None = None) -> Float[Array, "B C"]:
+        """Class logits, or one vector [B, D] a row if the pooler has no classes."""
         keys = split_key(key, 2)
-        return self.encoder(self.embedding(source, keys[0]), Context(source.positions, source.segments), keys[1])
+        return self.pooler(self._encode(tokens, keys[0])[0], tokens.segments, keys[1])
 
     def logits(self, hidden_BTD: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         return self.head(hidden_BTD, self.embedding.tokens)
@@ -72,3 +89,8 @@ class Transformer(nn.Module):
         """Hidden states of new tokens that follow what the caches hold, and the caches with them."""
         context = Context(tokens.positions, tokens.segments, source_segments_BS=source_segments_BS, start_B=start_B)
         return self.decoder.extend(self.embedding(tokens), context, caches)
+
+    def _encode(self, source: Tokens, key: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
+        keys = split_key(key, 2)
+        x_BSD = self.embedding(source, keys[0], source=True)
+        return self.encoder(x_BSD, Context(source.positions, source.segments), keys[1])

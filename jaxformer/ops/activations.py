@@ -14,4 +14,5 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": jax.checkpoint(partial(jax.nn.gelu, approximate=False)),
     "gelu_tanh": jax.checkpoint(partial(jax.nn.gelu, approximate=True)),
     "silu": jax.checkpoint(jax.nn.silu),
+    "tanh": jax.nn.tanh,
 }

@@ -21,6 +21,7 @@ class Mask:
 
     causal: bool = _static(False)
     window: int | None = _static(None)
+    """Keys this far away, or farther, are not seen."""
     q_segments: Int[Array, "B T"] | None = None
     kv_segments: Int[Array, "B S"] | None = None
     q_offset: Int[Array, " B"] | None = None
@@ -33,17 +34,16 @@ class Mask:
 
 def allowed(mask: Mask, queries: tuple[int, int], keys: tuple[int, int]) -> Bool[Array, "#B T S"] | None:
     """Dense mask of the query and key index ranges [start, stop); none if everything is allowed."""
-    q_T = jnp.arange(*queries)[:, None]
-    k_S = jnp.arange(*keys)[None, :]
-    q_BT = q_T if mask.q_offset is None else q_T + mask.q_offset[:, None, None]
+    distance_BTS = distances(mask, queries, keys)
+    k_S = jnp.arange(*keys)[None, None]
     terms = []
     if mask.causal:
-        seen = k_S <= q_BT
+        seen = distance_BTS <= 0
         if mask.prefix is not None:
             seen = seen | (k_S < mask.prefix[:, None, None])
         terms.append(seen)
     if mask.window is not None:
-        terms.append(k_S > q_BT - mask.window)
+        terms.append(jnp.abs(distance_BTS) < mask.window)
     if mask.q_segments is not None:
         q_segments = mask.q_segments[:, slice(*queries), None]
         terms.append(q_segments == mask.kv_segments[:, None, slice(*keys)])
@@ -54,4 +54,12 @@ def allowed(mask: Mask, queries: tuple[int, int], keys: tuple[int, int]) -> Bool
     result = terms[0]
     for term in terms[1:]:
         result = result & term
-    return result if result.ndim == 3 else result[None]
+    return result
+
+
+def distances(mask: Mask, queries: tuple[int, int], keys: tuple[int, int]) -> Int[Array, "#B T S"]:
+    """Index of each key minus index of each query of the ranges [start, stop)."""
+    q_BT = jnp.arange(*queries)[None, :, None]
+    if mask.q_offset is not None:
+        q_BT = q_BT + mask.q_offset[:, None, None]
+    return jnp.arange(*keys)[None, None] - q_BT

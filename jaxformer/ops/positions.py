@@ -1,25 +1,85 @@
 """Position encodings. Angles are always float32: bfloat16 cannot tell neighbouring positions apart."""
 
+import math
+
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxformer.config import BandScaling, DynamicNtkScaling, LinearScaling, Rope, Sinusoidal, YarnScaling
 
-def sinusoidal(positions: Int[Array, "B T"], dim: int) -> Float[Array, "B T D"]:
-    """Sine in even and cosine in odd channels (arXiv:1706.03762, section 3.5)."""
+
+def sinusoidal(positions: Int[Array, "B T"], dim: int, spec: Sinusoidal) -> Float[Array, "B T D"]:
+    """sin and cos of position * 10000^(-2i/D) (arXiv:1706.03762, section 3.5), in the layout of the spec."""
     frequencies = 10_000.0 ** (-jnp.arange(0, dim, 2, dtype=jnp.float32) / dim)
-    angles = positions[..., None].astype(jnp.float32) * frequencies
+    angles = (positions + spec.offset)[..., None].astype(jnp.float32) * frequencies
+    if spec.layout == "halves":
+        return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
     return jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1).reshape(*positions.shape, dim)
 
 
-def rope(x_BTNH: Float[Array, "B T N H"], positions: Int[Array, "B T"], theta: float) -> Float[Array, "B T N H"]:
-    """Rotate channel i with channel i + H/2 by position * theta^(-2i/H) (arXiv:2104.09864, section 3.4).
-
-    Deviation: the paper pairs neighbouring channels; pairing the halves is what published checkpoints use.
-    """
-    half = x_BTNH.shape[-1] // 2
-    frequencies = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+def rope(x_BTNH: Float[Array, "B T N H"], positions: Int[Array, "B T"], spec: Rope) -> Float[Array, "B T N H"]:
+    """Rotate pairs of channels by position * theta^(-2i/H) (arXiv:2104.09864, section 3.4)."""
+    dim = spec.rotated_dim(x_BTNH.shape[-1])
+    x32, kept = x_BTNH[..., :dim].astype(jnp.float32), x_BTNH[..., dim:]
+    frequencies, magnitude = rope_frequencies(spec, dim, positions)
     angles = positions[..., None, None].astype(jnp.float32) * frequencies
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
-    first, second = jnp.split(x_BTNH.astype(jnp.float32), 2, axis=-1)
-    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return turned.astype(x_BTNH.dtype)
+    cos, sin = magnitude * jnp.cos(angles), magnitude * jnp.sin(angles)
+    if spec.pairing == "halves":
+        first, second = jnp.split(x32, 2, axis=-1)
+        turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    else:
+        first, second = x32[..., ::2], x32[..., 1::2]
+        turned = jnp.stack([first * cos - second * sin, second * cos + first * sin], axis=-1).reshape(x32.shape)
+    return jnp.concatenate([turned.astype(x_BTNH.dtype), kept], axis=-1)
+
+
+def rope_frequencies(
+    spec: Rope, dim: int, positions: Int[Array, "B T"] | None = None
+) -> tuple[Float[Array, "#B 1 1 C"], float]:
+    """Angle per position of every pair of channels, and what rotated vectors are multiplied with."""
+    if isinstance(spec.scaling, DynamicNtkScaling):
+        return _dynamic_ntk(spec.theta, dim, spec.scaling, positions), 1.0
+    plain = spec.theta ** (-np.arange(0, dim, 2) / dim)
+    scale = {LinearScaling: _linear, BandScaling: _bands, YarnScaling: _yarn}.get(type(spec.scaling))
+    frequencies = plain if scale is None else scale(plain, spec.theta, spec.scaling)
+    magnitude = 1.0
+    if isinstance(spec.scaling, YarnScaling):
+        magnitude = spec.scaling.magnitude or 0.1 * math.log(max(spec.scaling.factor, 1.0)) + 1.0
+    return jnp.asarray(frequencies, jnp.float32)[None, None, None], magnitude
+
+
+def _linear(plain: np.ndarray, theta: float, scaling: LinearScaling) -> np.ndarray:
+    return plain / scaling.factor
+
+
+def _bands(plain: np.ndarray, theta: float, scaling: BandScaling) -> np.ndarray:
+    turns = scaling.original_length * plain / (2 * math.pi)
+    kept = np.clip((turns - scaling.low_factor) / (scaling.high_factor - scaling.low_factor), 0.0, 1.0)
+    return plain * (kept + (1.0 - kept) / scaling.factor)
+
+
+def _yarn(plain: np.ndarray, theta: float, scaling: YarnScaling) -> np.ndarray:
+    """The ramp of section 3.2: linear in the channel between the two numbers of turns."""
+    dim = 2 * len(plain)
+
+    def channel(turns: float) -> float:
+        return dim * math.log(scaling.original_length / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = channel(scaling.fast_turns), channel(scaling.slow_turns)
+    if scaling.whole_channels:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    # 0.001 keeps the ramp defined where both ends fall on one channel.
+    slowed = np.clip((np.arange(len(plain)) - low) / ((high - low) or 0.001), 0.0, 1.0)
+    return plain * ((1.0 - slowed) + slowed / scaling.factor)
+
+
+def _dynamic_ntk(
+    theta: float, dim: int, scaling: DynamicNtkScaling, positions: Int[Array, "B T"]
+) -> Float[Array, "B 1 1 C"]:
+    """Every row by its own length so far."""
+    length_B = jnp.maximum(positions.max(axis=-1) + 1, scaling.original_length).astype(jnp.float32)
+    grown_B = theta * (scaling.factor * length_B / scaling.original_length - (scaling.factor - 1)) ** (dim / (dim - 2))
+    exponents = jnp.arange(0, dim, 2, dtype=jnp.float32) / dim
+    return (grown_B[:, None] ** -exponents)[:, None, None]

@@ -8,7 +8,8 @@ from types import TracebackType
 
 import jax
 
-from jaxformer.config import ModelConfig, RunConfig, StackConfig
+from jaxformer.config import MlpConfig, ModelConfig, MoeConfig, RecurrentConfig, RunConfig, StackConfig
+from jaxformer.ops.recurrence import NUM_GATES
 
 # Dense bfloat16 peak of one device in FLOP/s, from the vendors' data sheets.
 PEAK_FLOPS = {
@@ -83,7 +84,9 @@ def step_flops(config: RunConfig) -> float:
     forward = 2.0 * target * model.embed_dim * model.vocab_size if model.head is not None else 0.0
     if model.encoder is not None:
         forward += _stack_flops(model, model.encoder, source or target, 0)
-    if model.decoder is not None:
+    if isinstance(model.decoder, RecurrentConfig):
+        forward += _recurrent_flops(model, model.decoder, target)
+    elif model.decoder is not None:
         forward += _stack_flops(model, model.decoder, target, source)
     return 3.0 * rows * forward
 
@@ -91,14 +94,26 @@ def step_flops(config: RunConfig) -> float:
 def _stack_flops(model: ModelConfig, stack: StackConfig, length: int, source: int) -> float:
     """Forward FLOPs of one row: two per multiply-add, half of the attention square where causal."""
     total = 0.0
-    for i, block in enumerate(stack.pattern):
-        mlp = 2.0 * length * model.embed_dim * block.mlp.dim * (3 if block.mlp.gated else 2)
+    for block in map(stack.block, range(stack.num_layers)):
         seen = min(block.attention.window or length, length) / (2 if block.attention.causal else 1)
-        layer = mlp + _attention_flops(model, block.attention, length, length, seen)
+        total += length * _mlp_flops(model, block.mlp)
+        total += _attention_flops(model, block.attention, length, length, seen)
         if block.cross_attention is not None:
-            layer += _attention_flops(model, block.cross_attention, length, source, source)
-        total += stack.layers_at(i) * layer
+            total += _attention_flops(model, block.cross_attention, length, source, source)
     return total
+
+
+def _mlp_flops(model: ModelConfig, mlp: MlpConfig | MoeConfig) -> float:
+    """Of one token: its own experts only, and the router that chose them."""
+    dense = 2.0 * model.embed_dim * mlp.dim * (3 if mlp.gated else 2)
+    return dense if mlp.kind == "mlp" else mlp.top_k * dense + 2.0 * model.embed_dim * mlp.num_experts
+
+
+def _recurrent_flops(model: ModelConfig, stack: RecurrentConfig, length: int) -> float:
+    """Two per weight and token; the gates' own arithmetic is left out, as that of norms and softmax is."""
+    widths = model.embed_dim + (2 * stack.num_layers - 1) * stack.dim  # of all layers' inputs and states
+    out = stack.dim * model.embed_dim if stack.dim != model.embed_dim else 0
+    return 2.0 * length * (NUM_GATES[stack.cell] * stack.dim * widths + out)
 
 
 def _attention_flops(model: ModelConfig, attention, queries: int, keys: int, seen: float) -> float:

@@ -62,9 +62,12 @@ def gradient_sums(
         return model.apply({"params": params}, hidden_BTD, method="logits")
 
     def loss(params: Params, batch: Batch, key: jax.Array) -> tuple[Float[Array, ""], LossSums]:
-        hidden_BTD = model.apply({"params": params}, *model_inputs(batch), key, method="hidden")
+        inputs = model_inputs(batch)
+        hidden_BTD, router = model.apply({"params": params}, *inputs, key, method="hidden_and_router_loss")
         head_params = {name: params[name] for name in ("embedding", "head") if name in params}
         sums = head_loss(head, options, head_params, hidden_BTD, batch["targets"], batch["weights"])
+        if router is not None:
+            sums = sums._replace(loss=sums.loss + router * sums.weight)
         return sums.loss, sums
 
     value_and_grad = jax.value_and_grad(loss, has_aux=True)

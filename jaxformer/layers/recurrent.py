@@ -1,0 +1,96 @@
+"""A recurrent stack, the baseline that came before attention, behind the interface of `Stack`.
+
+The first layer is as wide as the embeddings on its input side and the others as the state, so that layers have
+parameters of their own (`layers_0`, `layers_1`, ...) rather than slices of stacked ones.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from jaxformer.config import Init, InitConfig, RecurrentConfig
+from jaxformer.layers.block import Context
+from jaxformer.layers.initializers import initializer
+from jaxformer.layers.linear import Linear
+from jaxformer.layers.runtime import Runtime
+from jaxformer.ops.dropout import dropout, split_key
+from jaxformer.ops.recurrence import NUM_GATES, RecurrentState, empty_state, recur
+from jaxformer.sharding import constrain
+
+FORGET = 1
+"""Place of the forget gate among an LSTM's four."""
+
+
+class Recurrent(nn.Module):
+    config: RecurrentConfig
+    embed_dim: int
+    init_config: InitConfig
+    runtime: Runtime
+
+    def setup(self) -> None:
+        cfg, kernel_init = self.config, self.init_config.kernel
+        # "dots" recomputes nothing here: a token's products are its gates, and those are nearly all there is to keep.
+        layer = nn.remat(RecurrentLayer) if self.runtime.remat == "full" else RecurrentLayer
+        widths = [self.embed_dim] + [cfg.dim] * (cfg.num_layers - 1)
+        self.layers = [layer(cfg, width, kernel_init, self.runtime) for width in widths]
+        if cfg.dim != self.embed_dim:
+            self.out = Linear((cfg.dim, self.embed_dim), ("mlp", "embed"), kernel_init, dtype=self.runtime.dtype)
+
+    def __call__(self, x_BTD: jax.Array, context: Context, key: jax.Array | None = None) -> tuple[jax.Array, None]:
+        """All layers over whole rows, from empty states; there are no auxiliary losses."""
+        cfg = self.config
+        states = [empty_state(cfg.cell, len(x_BTD), cfg.dim)] * cfg.num_layers
+        return self._run(x_BTD, context, states, split_key(key, cfg.num_layers))[0], None
+
+    def extend(
+        self, x_BTD: jax.Array, context: Context, caches: Sequence[RecurrentState]
+    ) -> tuple[jax.Array, tuple[RecurrentState, ...]]:
+        """All layers over new tokens that follow what the states have read."""
+        return self._run(x_BTD, context, caches, split_key(None, self.config.num_layers))
+
+    def _run(
+        self, x_BTD: jax.Array, context: Context, states: Sequence[RecurrentState], keys: list[jax.Array | None]
+    ) -> tuple[jax.Array, tuple[RecurrentState, ...]]:
+        updated = []
+        for layer, state, key in zip(self.layers, states, keys, strict=True):
+            x_BTD, state = layer(x_BTD, context, state)
+            # arXiv:1409.2329, section 3.2: from layer to layer and to the head, never from token to token.
+            x_BTD = dropout(x_BTD, self.config.dropout, key)
+            updated.append(state)
+        if self.config.dim != self.embed_dim:
+            x_BTD = self.out("BTF,FD->BTD", x_BTD)
+        return constrain(x_BTD, "batch", "length", None), tuple(updated)
+
+
+class RecurrentLayer(nn.Module):
+    """One cell over time: `input` for all tokens at once, the recurrent kernel token by token."""
+
+    config: RecurrentConfig
+    input_dim: int
+    kernel_init: Init
+    runtime: Runtime
+
+    @nn.compact
+    def __call__(self, x_BTD: jax.Array, context: Context, state: RecurrentState) -> tuple[jax.Array, RecurrentState]:
+        cfg, dtype, num_gates = self.config, self.runtime.dtype, NUM_GATES[self.config.cell]
+        axes = ("embed", None, "mlp")
+        shape = (self.input_dim, num_gates, cfg.dim)
+        inputs = Linear(shape, axes, self.kernel_init, dtype=dtype, out_dtype=jnp.float32, name="input")
+        draw = nn.with_logical_partitioning(initializer(self.kernel_init, 1), axes)
+        kernel_PGF = self.param("recurrent_kernel", draw, (cfg.dim, num_gates, cfg.dim))
+        bias_GF = self.param("bias", nn.with_logical_partitioning(_bias_init, axes[1:]), (num_gates, cfg.dim))
+        inputs_TBGF = constrain(inputs("BTD,DGF->TBGF", x_BTD) + bias_GF, None, "batch", None, "mlp")
+        # Gathered here, or every token would gather it again.
+        kernel_PGF = constrain(kernel_PGF.astype(dtype), None, None, "mlp")
+        real_TB = context.segments_BT.T > 0
+        starts_TB = real_TB & (context.positions_BT.T == 0)
+        h_TBF, state = recur(cfg.cell, kernel_PGF, inputs_TBGF, state, starts_TB, real_TB)
+        return jnp.swapaxes(h_TBF, 0, 1).astype(dtype), state
+
+
+def _bias_init(key: jax.Array, shape: tuple[int, int]) -> jax.Array:
+    """Zeros; an LSTM's forget gate starts open, at 1 (Gers et al. 2000; Jozefowicz et al. 2015, section 2.2)."""
+    bias_GF = jnp.zeros(shape, jnp.float32)
+    return bias_GF.at[FORGET].set(1.0) if shape[0] == NUM_GATES["lstm"] else bias_GF

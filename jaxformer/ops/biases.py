@@ -1,0 +1,69 @@
+"""What is added to attention logits because of the distance of a key from its query.
+
+Like a mask, a bias reaches attention as a small spec; `bias_block` makes the numbers for a block of queries and keys.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxformer.ops.masks import Mask, distances
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class SlopeBias:
+    """-slope * |distance|, one slope a head (arXiv:2108.12409, section 3)."""
+
+    num_heads: int = field(metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class BucketedBias:
+    """A table entry for each head and bucket of distances (arXiv:1910.10683, section 2.1)."""
+
+    table_RN: Float[Array, "R N"]
+    max_distance: int = field(metadata={"static": True})
+    causal: bool = field(metadata={"static": True})
+
+
+Bias = SlopeBias | BucketedBias
+
+
+def bias_block(bias: Bias, mask: Mask, queries: tuple[int, int], keys: tuple[int, int]) -> Float[Array, "#B N T S"]:
+    """The bias of the query and key index ranges [start, stop)."""
+    distance_BTS = distances(mask, queries, keys)
+    if isinstance(bias, SlopeBias):
+        slopes_N = jnp.asarray(slopes(bias.num_heads), jnp.float32)
+        return -slopes_N[:, None, None] * jnp.abs(distance_BTS)[:, None].astype(jnp.float32)
+    bucket_BTS = buckets(distance_BTS, bias.table_RN.shape[0], bias.max_distance, bias.causal)
+    return jnp.moveaxis(bias.table_RN.astype(jnp.float32)[bucket_BTS], -1, 1)
+
+
+def slopes(num_heads: int) -> list[float]:
+    """A geometric sequence; a number of heads that is no power of two also takes every other term of the next one."""
+    power = 2 ** math.floor(math.log2(num_heads))
+    terms = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
+    between = [2.0 ** (-4.0 * (i + 1) / power) for i in range(0, 2 * power, 2)]
+    return terms + between[: num_heads - power]
+
+
+def buckets(distance: Int[Array, "*dims"], num_buckets: int, max_distance: int, causal: bool) -> Int[Array, "*dims"]:
+    """Small distances have a bucket each, larger ones share logarithmically wider ones up to `max_distance`.
+
+    `distance` is key minus query. Seen from both sides, the future takes the second half of the buckets.
+    """
+    first = jnp.zeros_like(distance)
+    if not causal:
+        num_buckets //= 2
+        first = jnp.where(distance > 0, num_buckets, 0)
+    steps = jnp.maximum(-distance, 0) if causal else jnp.abs(distance)
+    exact = num_buckets // 2
+    # At least 1, so that the logarithm of distances with a bucket of their own is defined, if unused.
+    ratio = jnp.log(jnp.maximum(steps, 1).astype(jnp.float32) / exact) / math.log(max_distance / exact)
+    wide = jnp.minimum(exact + (ratio * (num_buckets - exact)).astype(jnp.int32), num_buckets - 1)
+    return first + jnp.where(steps < exact, steps, wide)
