@@ -1,6 +1,7 @@
 """GPT-2 (Radford et al. 2019, "Language Models are Unsupervised Multitask Learners")."""
 
 from jaxformer.config import (
+    Activation,
     AttentionConfig,
     BlockConfig,
     EmbeddingConfig,
@@ -10,8 +11,11 @@ from jaxformer.config import (
     MlpConfig,
     ModelConfig,
     NormConfig,
+    SpecialIds,
     StackConfig,
 )
+
+_SPECIAL = SpecialIds()
 
 
 def gpt2(
@@ -19,12 +23,26 @@ def gpt2(
     num_layers: int,
     embed_dim: int,
     num_heads: int,
+    mlp_dim: int | None = None,
     vocab_size: int = 50_257,
     max_length: int = 1024,
+    activation: Activation = "gelu_tanh",
+    eps: float = 1e-5,
+    scale: float | None = None,
+    tied: bool = True,
+    special: SpecialIds = _SPECIAL,
     dropout: float = 0.0,
+    attention_dropout: float | None = None,
+    embedding_dropout: float | None = None,
 ) -> ModelConfig:
-    """Pre-norm, learned positions, biases everywhere, tanh GELU, tied output, depth-scaled initialisation."""
-    norm = NormConfig(kind="layer", eps=1e-5)
+    """Pre-norm, learned positions, biases everywhere, tanh GELU, tied output, depth-scaled initialisation.
+
+    Args:
+      mlp_dim: none means four times `embed_dim`.
+      scale: multiplies the logits of attention; none means head_dim ** -0.5.
+      attention_dropout, embedding_dropout: none means `dropout`.
+    """
+    norm = NormConfig(kind="layer", eps=eps)
     block = BlockConfig(
         attention=AttentionConfig(
             num_heads=num_heads,
@@ -32,9 +50,10 @@ def gpt2(
             causal=True,
             bias=True,
             output_bias=True,
-            dropout=dropout,
+            scale=scale,
+            dropout=dropout if attention_dropout is None else attention_dropout,
         ),
-        mlp=MlpConfig(dim=4 * embed_dim, activation="gelu_tanh", bias=True),
+        mlp=MlpConfig(dim=mlp_dim or 4 * embed_dim, activation=activation, bias=True),
         norm=norm,
         placement="pre",
         dropout=dropout,
@@ -42,9 +61,13 @@ def gpt2(
     return ModelConfig(
         vocab_size=vocab_size,
         embed_dim=embed_dim,
-        embedding=EmbeddingConfig(position=Learned(max_length=max_length), dropout=dropout),
+        embedding=EmbeddingConfig(
+            position=Learned(max_length=max_length),
+            dropout=dropout if embedding_dropout is None else embedding_dropout,
+        ),
         decoder=StackConfig(num_layers=num_layers, pattern=(block,), final_norm=norm),
-        head=HeadConfig(tied=True),
+        head=HeadConfig(tied=tied),
+        special=special,
         init=InitConfig(depth_scaled_output=True),
     )
 

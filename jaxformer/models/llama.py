@@ -1,17 +1,27 @@
-"""Llama 2 (arXiv:2307.09288) and Llama 3 (arXiv:2407.21783)."""
+"""Llama 2 (arXiv:2307.09288) and Llama 3 (arXiv:2407.21783): the decoder that most later ones vary a little."""
+
+from collections.abc import Sequence
 
 from jaxformer.config import (
+    Activation,
     AttentionConfig,
+    BandScaling,
     BlockConfig,
+    EmbeddingConfig,
     HeadConfig,
     InitConfig,
     MlpConfig,
     ModelConfig,
+    MoeConfig,
     NormalInit,
     NormConfig,
     Rope,
-    StackConfig,
+    SpecialIds,
 )
+from jaxformer.models.stacks import stack
+
+_ROPE = Rope(theta=10_000.0)
+_SPECIAL = SpecialIds()
 
 
 def llama(
@@ -19,53 +29,103 @@ def llama(
     num_layers: int,
     embed_dim: int,
     num_heads: int,
-    mlp_dim: int,
     vocab_size: int,
+    mlp_dim: int | None = None,
+    moe: MoeConfig | None = None,
     num_kv_heads: int | None = None,
-    theta: float = 10_000.0,
+    head_dim: int | None = None,
+    rope: Rope = _ROPE,
+    window: int | None = None,
+    local: Sequence[bool] | None = None,
     eps: float = 1e-5,
+    activation: Activation = "silu",
+    qk_norm: bool = False,
+    bias: bool = False,
+    output_bias: bool = False,
+    mlp_bias: bool = False,
     tied: bool = False,
+    context_length: int | None = None,
+    special: SpecialIds = _SPECIAL,
+    dropout: float = 0.0,
+    attention_dropout: float = 0.0,
 ) -> ModelConfig:
-    """Pre-norm RMSNorm, rotary positions, gated SiLU, grouped-query attention, no biases."""
+    """Pre-norm RMSNorm, rotary positions, gated SiLU, grouped-query attention, no biases.
+
+    Args:
+      mlp_dim: width of the MLPs, unless `moe` stands in their place.
+      local: for every layer, whether `window` holds there; none means that it holds in all.
+    """
+    if (mlp_dim is None) == (moe is None):
+        raise ValueError(f"mlp_dim={mlp_dim} and moe={moe}: give one of them")
+    if local is not None and len(local) != num_layers:
+        raise ValueError(f"local has {len(local)} entries but num_layers={num_layers}: give one for every layer")
     norm = NormConfig(kind="rms", eps=eps)
-    block = BlockConfig(
-        attention=AttentionConfig(
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=embed_dim // num_heads,
-            causal=True,
-            position=Rope(theta=theta),
-        ),
-        mlp=MlpConfig(dim=mlp_dim, activation="silu", gated=True),
-        norm=norm,
-    )
+
+    def block(window: int | None) -> BlockConfig:
+        return BlockConfig(
+            attention=AttentionConfig(
+                num_heads=num_heads,
+                num_kv_heads=num_kv_heads,
+                head_dim=head_dim or embed_dim // num_heads,
+                causal=True,
+                window=window,
+                position=rope,
+                qk_norm=norm if qk_norm else None,
+                bias=bias,
+                output_bias=output_bias,
+                dropout=attention_dropout,
+            ),
+            mlp=moe or MlpConfig(dim=mlp_dim, activation=activation, gated=True, bias=mlp_bias),
+            norm=norm,
+            dropout=dropout,
+        )
+
+    windows = [window if here else None for here in local or [True] * num_layers]
     return ModelConfig(
         vocab_size=vocab_size,
         embed_dim=embed_dim,
-        decoder=StackConfig(num_layers=num_layers, pattern=(block,), final_norm=norm),
+        embedding=EmbeddingConfig(dropout=dropout),
+        decoder=stack([block(window) for window in windows], final_norm=norm),
         head=HeadConfig(tied=tied),
+        context_length=context_length,
+        special=special,
         init=InitConfig(kernel=NormalInit(stddev=0.02), depth_scaled_output=True),
     )
 
 
-def _llama3(num_layers: int, embed_dim: int, num_heads: int, mlp_dim: int) -> ModelConfig:
+def _llama2(num_layers: int, embed_dim: int, num_heads: int, mlp_dim: int, **options) -> ModelConfig:
     return llama(
         num_layers=num_layers,
         embed_dim=embed_dim,
         num_heads=num_heads,
-        num_kv_heads=8,
         mlp_dim=mlp_dim,
-        vocab_size=128_256,
-        theta=500_000.0,
+        vocab_size=32_000,
+        context_length=4096,
+        **options,
     )
 
 
+def _llama3(num_layers: int, embed_dim: int, num_heads: int, mlp_dim: int, **options) -> ModelConfig:
+    shared = {"num_kv_heads": 8, "vocab_size": 128_256, "rope": Rope(theta=500_000.0), "context_length": 8192}
+    shape = {"num_layers": num_layers, "embed_dim": embed_dim, "num_heads": num_heads, "mlp_dim": mlp_dim}
+    return llama(**shared | shape | options)
+
+
+def _longer(factor: float) -> dict[str, object]:
+    """How 3.1 and 3.2 stretch the 8,192 positions of Llama 3."""
+    scaling = BandScaling(factor=factor, low_factor=1.0, high_factor=4.0, original_length=8192)
+    return {"rope": Rope(theta=500_000.0, scaling=scaling), "context_length": 131_072}
+
+
 PRESETS = {
-    "llama2-7b": lambda: llama(num_layers=32, embed_dim=4096, num_heads=32, mlp_dim=11_008, vocab_size=32_000),
-    "llama2-13b": lambda: llama(num_layers=40, embed_dim=5120, num_heads=40, mlp_dim=13_824, vocab_size=32_000),
-    "llama2-70b": lambda: llama(
-        num_layers=80, embed_dim=8192, num_heads=64, num_kv_heads=8, mlp_dim=28_672, vocab_size=32_000
-    ),
+    "llama2-7b": lambda: _llama2(32, 4096, 32, 11_008),
+    "llama2-13b": lambda: _llama2(40, 5120, 40, 13_824),
+    "llama2-70b": lambda: _llama2(80, 8192, 64, 28_672, num_kv_heads=8),
     "llama3-8b": lambda: _llama3(32, 4096, 32, 14_336),
     "llama3-70b": lambda: _llama3(80, 8192, 64, 28_672),
+    "llama3.1-8b": lambda: _llama3(32, 4096, 32, 14_336, **_longer(8.0)),
+    "llama3.1-70b": lambda: _llama3(80, 8192, 64, 28_672, **_longer(8.0)),
+    "llama3.1-405b": lambda: _llama3(126, 16_384, 128, 53_248, **_longer(8.0)),
+    "llama3.2-1b": lambda: _llama3(16, 2048, 32, 8192, tied=True, **_longer(32.0)),
+    "llama3.2-3b": lambda: _llama3(28, 3072, 24, 8192, tied=True, **_longer(32.0)),
 }

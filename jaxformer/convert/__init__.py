@@ -1,0 +1,1 @@
+"""Hugging Face directories to runs and back."""

@@ -1,0 +1,159 @@
+"""The files of BART and of Marian's translation models, which differ in what is added to the tokens."""
+
+from typing import Any
+
+from jaxformer.config import Learned, ModelConfig, Sinusoidal
+from jaxformer.convert.fields import Fields, written_activation, written_special
+from jaxformer.convert.format import Format, Found
+from jaxformer.convert.tables import Entry, entry
+from jaxformer.models.bart import bart
+from jaxformer.models.marian import marian
+
+
+def _stack(side: str) -> list[Entry]:
+    here, there = f"{side}/{{place}}", f"model.{side}.layers.{{layer}}"
+    own = "source_" if side == "encoder" else ""
+    rows = [
+        *_attention(f"{there}.self_attn", f"{here}/attention"),
+        *_norm(f"{there}.self_attn_layer_norm", f"{here}/attention_norm"),
+    ]
+    if side == "decoder":
+        rows += _attention(f"{there}.encoder_attn", f"{here}/cross_attention")
+        rows += _norm(f"{there}.encoder_attn_layer_norm", f"{here}/cross_attention_norm")
+    return [
+        *rows,
+        entry(f"{there}.fc1.weight", f"{here}/mlp/up/kernel", "F D -> D F"),
+        entry(f"{there}.fc1.bias", f"{here}/mlp/up/bias", "F -> F"),
+        entry(f"{there}.fc2.weight", f"{here}/mlp/down/kernel", "D F -> F D"),
+        entry(f"{there}.fc2.bias", f"{here}/mlp/down/bias", "D -> D"),
+        *_norm(f"{there}.final_layer_norm", f"{here}/mlp_norm"),
+        entry(f"model.{side}.embed_positions.weight", f"embedding/{own}positions", "T D -> T D"),
+        *_norm(f"model.{side}.layernorm_embedding", f"embedding/{own}norm"),
+    ]
+
+
+def _attention(there: str, here: str) -> list[Entry]:
+    rows = []
+    for p in "qkv":
+        rows.append(entry(f"{there}.{p}_proj.weight", f"{here}/{p}/kernel", "(N H) D -> D N H"))
+        rows.append(entry(f"{there}.{p}_proj.bias", f"{here}/{p}/bias", "(N H) -> N H"))
+    rows.append(entry(f"{there}.out_proj.weight", f"{here}/out/kernel", "D (N H) -> N H D"))
+    return [*rows, entry(f"{there}.out_proj.bias", f"{here}/out/bias", "D -> D")]
+
+
+def _norm(there: str, here: str) -> list[Entry]:
+    return [
+        entry(f"{there}.weight", f"{here}/scale", "D -> D"),
+        entry(f"{there}.bias", f"{here}/bias", "D -> D"),
+    ]
+
+
+ENTRIES = (
+    entry("model.shared.weight", "embedding/tokens", "V D -> V D"),
+    entry("lm_head.weight", "head/output/kernel", "V D -> D V"),
+    entry("final_logits_bias", "head/bias", "1 V -> V"),
+    *_stack("encoder"),
+    *_stack("decoder"),
+)
+_COPIED = ("lm_head.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
+_COPIES = {name: "model.shared.weight" for name in _COPIED}
+
+
+def _read_bart(fields: Fields, found: Found) -> ModelConfig:
+    fields.require("normalize_embedding", True)
+    fields.require("static_position_embeddings", False)
+    length = fields.take("max_position_embeddings", 1024)
+    return bart(
+        **_shared(fields),
+        position=Learned(max_length=length, offset=2),
+        activation=fields.activation("activation_function", "gelu"),
+        special=fields.special(bos=0, eos=2, pad=1, decoder_start=2),
+    )
+
+
+def _read_marian(fields: Fields, found: Found) -> ModelConfig:
+    fields.require("normalize_embedding", False)
+    fields.require("static_position_embeddings", True)
+    fields.require("share_encoder_decoder_embeddings", True)
+    shared = _shared(fields)
+    fields.require("decoder_vocab_size", shared["vocab_size"])
+    return marian(
+        **shared,
+        max_length=fields.take("max_position_embeddings", 1024),
+        activation=fields.activation("activation_function", "gelu"),
+        special=fields.special(eos=0, pad=58_100, decoder_start=58_100),
+    )
+
+
+def _shared(fields: Fields) -> dict[str, Any]:
+    for name in ("normalize_before", "add_final_layer_norm", "add_bias_logits"):
+        fields.require(name, False)
+    fields.require("is_encoder_decoder", True)
+    fields.require("is_decoder", False)
+    fields.require("extra_pos_embeddings", 2, 0)
+    for name in ("num_hidden_layers", "encoder_layerdrop", "decoder_layerdrop", "activation_dropout"):
+        fields.take(name, None)  # the first repeats encoder_layers, the others are for training
+    return {
+        "num_layers": fields.take("encoder_layers", 12),
+        "num_decoder_layers": fields.take("decoder_layers", 12),
+        "embed_dim": fields.take("d_model", 1024),
+        "num_heads": fields.take("encoder_attention_heads", 16),
+        "num_decoder_heads": fields.take("decoder_attention_heads", 16),
+        "mlp_dim": fields.take("encoder_ffn_dim", 4096),
+        "decoder_mlp_dim": fields.take("decoder_ffn_dim", 4096),
+        "vocab_size": fields.take("vocab_size"),
+        "scale_embedding": fields.take("scale_embedding", False),
+        "tied": fields.take("tie_word_embeddings", True),
+        "dropout": fields.take("dropout", 0.1),
+        "attention_dropout": fields.take("attention_dropout", 0.0),
+    }
+
+
+def _write_bart(model: ModelConfig) -> dict[str, Any]:
+    return _written(model, "BartForConditionalGeneration")
+
+
+def _write_marian(model: ModelConfig) -> dict[str, Any]:
+    return _written(model, "MarianMTModel") | {
+        "decoder_vocab_size": model.vocab_size,
+        "share_encoder_decoder_embeddings": True,
+    }
+
+
+def _written(model: ModelConfig, architecture: str) -> dict[str, Any]:
+    encoder, decoder, position = model.encoder.pattern[0], model.decoder.pattern[0], model.embedding.position
+    return {
+        "architectures": [architecture],
+        "is_encoder_decoder": True,
+        "encoder_layers": model.encoder.num_layers,
+        "decoder_layers": model.decoder.num_layers,
+        "d_model": model.embed_dim,
+        "encoder_attention_heads": encoder.attention.num_heads,
+        "decoder_attention_heads": decoder.attention.num_heads,
+        "encoder_ffn_dim": encoder.mlp.dim,
+        "decoder_ffn_dim": decoder.mlp.dim,
+        "vocab_size": model.vocab_size,
+        "max_position_embeddings": position.max_length if isinstance(position, Learned | Sinusoidal) else None,
+        "activation_function": written_activation(encoder.mlp.activation),
+        "scale_embedding": model.embedding.scale,
+        "tie_word_embeddings": model.head.tied,
+        "dropout": encoder.dropout,
+        "attention_dropout": encoder.attention.dropout,
+        "forced_eos_token_id": None,
+        **written_special(model.special),
+    }
+
+
+FORMATS = (
+    Format("bart", "bart", ("BartForConditionalGeneration",), _read_bart, _write_bart, ENTRIES, copies=_COPIES),
+    Format(
+        "marian",
+        "marian",
+        ("MarianMTModel",),
+        _read_marian,
+        _write_marian,
+        ENTRIES,
+        copies=_COPIES,
+        ignored=(r"model\.(encoder|decoder)\.embed_positions\.weight",),  # sines and cosines
+    ),
+)

@@ -1,0 +1,200 @@
+"""config.json read strictly: a field that may change the maths and was not understood is an error."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxformer.config import (
+    Activation,
+    BandScaling,
+    DynamicNtkScaling,
+    LinearScaling,
+    Rope,
+    RopeScaling,
+    SpecialIds,
+    YarnScaling,
+)
+from jaxformer.errors import UserError
+
+REQUIRED = object()
+
+# What says nothing about the function a model computes: bookkeeping, training, defaults of text generation.
+NEUTRAL = frozenset(
+    """
+    _name_or_path architectures auto_map dtype torch_dtype transformers_version model_type use_cache return_dict
+    output_attentions output_hidden_states gradient_checkpointing torchscript use_bfloat16 tokenizer_class
+    problem_type id2label label2id task_specific_params finetuning_task pruned_heads chunk_size_feed_forward
+    pretraining_tp _attn_implementation attn_implementation _sliding_window_pattern sliding_window_pattern
+    cache_implementation initializer_range initializer_factor init_std initializer_cutoff_factor sep_token_id
+    cls_token_id mask_token_id unk_token_id bad_words_ids begin_suppress_tokens suppress_tokens num_beams
+    num_beam_groups max_length min_length length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size
+    early_stopping do_sample temperature top_k top_p typical_p repetition_penalty diversity_penalty
+    num_return_sequences output_scores return_dict_in_generate remove_invalid_values
+    exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id prefix is_llama_config
+    transformers.js_config _num_labels num_labels model_parallel classif_dropout classifier_dropout
+    classifier_dropout_prob summary_activation summary_first_dropout summary_proj_to_labels summary_type
+    summary_use_proj qa_dropout max_window_layers output_past output_router_logits sparse_prediction
+    sparse_pred_ignore_index deterministic_flash_attn reference_compile repad_logits_with_grad embedding_size n_ctx
+    """.split()  # noqa: SIM905 - seventy lines otherwise
+)
+
+ACTIVATIONS: Mapping[str, Activation] = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+    "tanh": "tanh",
+}
+
+
+class Fields:
+    """The fields of one config.json; every one that matters must be taken."""
+
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        self._values, self._taken, self.where = dict(values), set(NEUTRAL), where
+
+    def take(self, name: str, default: Any = REQUIRED) -> Any:
+        """A field's value; a null counts as absent."""
+        self._taken.add(name)
+        value = self._values.get(name)
+        if value is not None:
+            return value
+        if default is REQUIRED:
+            raise UserError(f"{self.where}: field '{name}' is missing: this model cannot be built without it")
+        return default
+
+    def require(self, name: str, *allowed: Any) -> None:
+        """The first of `allowed` is what absence means; any other value than these is not supported."""
+        value = self.take(name, allowed[0])
+        if value not in allowed:
+            shown = " or ".join(repr(a) for a in allowed)
+            raise UserError(
+                f"{self.where}: {name} = {value!r} is not supported, only {shown}: it would change the maths"
+            )
+
+    def activation(self, name: str, default: str) -> Activation:
+        value = self.take(name, default)
+        if value not in ACTIVATIONS:
+            raise UserError(f"{self.where}: {name} = {value!r} is not supported; there are: {', '.join(ACTIVATIONS)}")
+        return ACTIVATIONS[value]
+
+    def special(self, **defaults: Any) -> SpecialIds:
+        """Token ids with a meaning; a negative or missing one is none."""
+        ids = {
+            name: self.take(f"{name}_token_id", defaults.get(name)) for name in ("bos", "eos", "pad", "decoder_start")
+        }
+        eos = ids["eos"] if isinstance(ids["eos"], list) else [ids["eos"]]
+        single = {name: id for name, id in ids.items() if name != "eos" and id is not None and id >= 0}
+        return SpecialIds(eos=tuple(id for id in eos if id is not None and id >= 0), **single)
+
+    def finish(self) -> None:
+        """Raise if a field is left that nobody understood."""
+        left = sorted(name for name, value in self._values.items() if name not in self._taken and value is not None)
+        if left:
+            shown = ", ".join(f"{name} = {self._values[name]!r}" for name in left)
+            raise UserError(f"{self.where}: not understood, and may change the maths: {shown}")
+
+
+# ---------------------------------------------------------------- rotary positions
+def read_rope(fields: Fields, context_length: int, theta: float = 10_000.0, layers: str | None = None) -> Rope:
+    """From `rope_parameters` (one for all layers, or one per kind of layers) or the older pair of fields."""
+    given = fields.take("rope_parameters", None)
+    older = fields.take("rope_scaling", None)
+    base = fields.take("rope_theta", theta)
+    if given is None:
+        given = dict(older or {})
+    elif layers is not None and isinstance(given.get(layers), dict):
+        given = given[layers]
+    given = {name: value for name, value in given.items() if value is not None}
+    kind = given.pop("rope_type", given.pop("type", "default"))
+    given.pop("type", None)
+    fraction = given.pop("partial_rotary_factor", fields.take("partial_rotary_factor", 1.0))
+    base = given.pop("rope_theta", base)
+    if kind not in _SCALINGS:
+        raise UserError(f"{fields.where}: rope_type = {kind!r} is not supported; there are: {', '.join(_SCALINGS)}")
+    scaling = _SCALINGS[kind](given, context_length)
+    if given:
+        raise UserError(f"{fields.where}: rope parameters not understood with rope_type {kind!r}: {given}")
+    return Rope(theta=base, fraction=fraction, scaling=scaling)
+
+
+def _no_scaling(given: dict[str, Any], context_length: int) -> None:
+    given.pop("factor", None)
+
+
+def _linear(given: dict[str, Any], context_length: int) -> RopeScaling:
+    return LinearScaling(factor=given.pop("factor"))
+
+
+def _dynamic(given: dict[str, Any], context_length: int) -> RopeScaling:
+    original = given.pop("original_max_position_embeddings", context_length)
+    return DynamicNtkScaling(factor=given.pop("factor"), original_length=original)
+
+
+def _bands(given: dict[str, Any], context_length: int) -> RopeScaling:
+    return BandScaling(
+        factor=given.pop("factor"),
+        low_factor=given.pop("low_freq_factor"),
+        high_factor=given.pop("high_freq_factor"),
+        original_length=given.pop("original_max_position_embeddings"),
+    )
+
+
+def _yarn(given: dict[str, Any], context_length: int) -> RopeScaling:
+    original = given.pop("original_max_position_embeddings", context_length)
+    return YarnScaling(
+        factor=given.pop("factor"),
+        original_length=original,
+        fast_turns=given.pop("beta_fast", 32.0),
+        slow_turns=given.pop("beta_slow", 1.0),
+        magnitude=given.pop("attention_factor", None),
+        whole_channels=given.pop("truncate", True),
+    )
+
+
+_SCALINGS = {"default": _no_scaling, "linear": _linear, "dynamic": _dynamic, "llama3": _bands, "yarn": _yarn}
+
+
+def written_rope(rope: Rope) -> dict[str, Any]:
+    """What `read_rope` reads."""
+    written: dict[str, Any] = {"rope_type": "default", "rope_theta": rope.theta}
+    if rope.fraction != 1.0:
+        written["partial_rotary_factor"] = rope.fraction
+    match rope.scaling:
+        case LinearScaling(factor=factor):
+            written |= {"rope_type": "linear", "factor": factor}
+        case DynamicNtkScaling(factor=factor, original_length=length):
+            written |= {"rope_type": "dynamic", "factor": factor, "original_max_position_embeddings": length}
+        case BandScaling() as bands:
+            written |= {
+                "rope_type": "llama3",
+                "factor": bands.factor,
+                "low_freq_factor": bands.low_factor,
+                "high_freq_factor": bands.high_factor,
+                "original_max_position_embeddings": bands.original_length,
+            }
+        case YarnScaling() as yarn:
+            written |= {
+                "rope_type": "yarn",
+                "factor": yarn.factor,
+                "original_max_position_embeddings": yarn.original_length,
+                "beta_fast": yarn.fast_turns,
+                "beta_slow": yarn.slow_turns,
+                "attention_factor": yarn.magnitude,
+                "truncate": yarn.whole_channels,
+            }
+    return written
+
+
+# ---------------------------------------------------------------- writing
+def written_activation(activation: Activation) -> str:
+    """The library's newest name for it."""
+    names = {"gelu_tanh": "gelu_pytorch_tanh"}
+    return names.get(activation, activation)
+
+
+def written_special(special: SpecialIds) -> dict[str, Any]:
+    eos: Any = list(special.eos) if len(special.eos) > 1 else (special.eos[0] if special.eos else None)
+    written = {"bos_token_id": special.bos, "eos_token_id": eos, "pad_token_id": special.pad}
+    return written | ({} if special.decoder_start is None else {"decoder_start_token_id": special.decoder_start})

@@ -1,0 +1,132 @@
+"""The files of Gemma, Gemma 2 and the text part of Gemma 3: Llama's names, and more norms."""
+
+from typing import Any
+
+from jaxformer.config import Activation, ModelConfig, Rope
+from jaxformer.convert.fields import Fields, read_rope, written_activation, written_rope
+from jaxformer.convert.format import Format, Found
+from jaxformer.convert.llama import (
+    COPIES,
+    DENSE,
+    IGNORED,
+    SHARED,
+    layer_types,
+    local_layers,
+    read_shape,
+    without,
+    write_shape,
+)
+from jaxformer.convert.tables import entry
+from jaxformer.models.gemma import gemma, gemma2, gemma3
+
+_HERE, _THERE = "decoder/{place}", "model.layers.{layer}"
+_PLAIN = (entry(f"{_THERE}.post_attention_layernorm.weight", f"{_HERE}/mlp_norm/scale", "D -> D"),)
+_SANDWICH = (
+    entry(f"{_THERE}.post_attention_layernorm.weight", f"{_HERE}/attention_post_norm/scale", "D -> D"),
+    entry(f"{_THERE}.pre_feedforward_layernorm.weight", f"{_HERE}/mlp_norm/scale", "D -> D"),
+    entry(f"{_THERE}.post_feedforward_layernorm.weight", f"{_HERE}/mlp_post_norm/scale", "D -> D"),
+)
+
+
+def _shared(fields: Fields, context_length: int) -> dict[str, Any]:
+    fields.require("use_bidirectional_attention", False)
+    bias = fields.take("attention_bias", False)
+    return read_shape(fields) | {
+        "head_dim": fields.take("head_dim", 256),
+        "mlp_dim": fields.take("intermediate_size"),
+        "activation": _activation(fields),
+        "eps": fields.take("rms_norm_eps", 1e-6),
+        "bias": bias,
+        "output_bias": bias,
+        "tied": fields.take("tie_word_embeddings", True),
+        "context_length": context_length,
+        "special": fields.special(bos=2, eos=1, pad=0),
+    }
+
+
+def _activation(fields: Fields) -> Activation:
+    """The first release said gelu and meant its tanh form."""
+    older = fields.activation("hidden_act", "gelu_pytorch_tanh")
+    return fields.activation("hidden_activation", "gelu_pytorch_tanh" if older in ("gelu", "gelu_tanh") else older)
+
+
+def _read_gemma(fields: Fields, found: Found) -> ModelConfig:
+    length = fields.take("max_position_embeddings", 8192)
+    return gemma(rope=read_rope(fields, length), **_shared(fields, length))
+
+
+def _read_gemma2(fields: Fields, found: Found) -> ModelConfig:
+    length = fields.take("max_position_embeddings", 8192)
+    shared = _shared(fields, length)
+    alternating = [(i + 1) % 2 != 0 for i in range(shared["num_layers"])]
+    return gemma2(
+        **shared,
+        rope=read_rope(fields, length),
+        window=fields.take("sliding_window", 4096),
+        local=local_layers(fields, shared["num_layers"], alternating),
+        query_scalar=fields.take("query_pre_attn_scalar", 256),
+        attention_softcap=fields.take("attn_logit_softcapping", None),
+        head_softcap=fields.take("final_logit_softcapping", None),
+    )
+
+
+def _read_gemma3(fields: Fields, found: Found) -> ModelConfig:
+    length = fields.take("max_position_embeddings", 131_072)
+    shared = _shared(fields, length)
+    period = fields.take("sliding_window_pattern", fields.take("_sliding_window_pattern", 6))
+    mostly = [(i + 1) % period != 0 for i in range(shared["num_layers"])]
+    theta = fields.take("rope_local_base_freq", 10_000.0)
+    given = fields.take("rope_parameters", None)
+    local_rope = Rope(theta=theta) if given is None else read_rope(fields, length, theta, "sliding_attention")
+    return gemma3(
+        **shared,
+        rope=read_rope(fields, length, 1e6, "full_attention"),
+        local_rope=local_rope,
+        window=fields.take("sliding_window", 4096),
+        local=local_layers(fields, shared["num_layers"], mostly),
+        query_scalar=fields.take("query_pre_attn_scalar", 256),
+        attention_softcap=fields.take("attn_logit_softcapping", None),
+        head_softcap=fields.take("final_logit_softcapping", None),
+    )
+
+
+def _write_gemma(model: ModelConfig) -> dict[str, Any]:
+    return without(write_shape(model, "GemmaForCausalLM"), "sliding_window")
+
+
+def _write_gemma2(model: ModelConfig) -> dict[str, Any]:
+    return _written(model, "Gemma2ForCausalLM")
+
+
+def _write_gemma3(model: ModelConfig) -> dict[str, Any]:
+    ropes = {}
+    for layer, kind in enumerate(layer_types(model)):
+        position = model.decoder.block(layer).attention.position
+        ropes.setdefault(kind, written_rope(position) if isinstance(position, Rope) else None)
+    return _written(model, "Gemma3ForCausalLM") | {"rope_parameters": ropes}
+
+
+def _written(model: ModelConfig, architecture: str) -> dict[str, Any]:
+    block, head = model.decoder.pattern[0], model.head
+    scale = block.attention.scale or block.attention.head_dim**-0.5
+    scalar = round(scale**-2) if abs(scale**-2 - round(scale**-2)) < 1e-6 else scale**-2
+    return without(write_shape(model, architecture), "hidden_act") | {
+        "hidden_activation": written_activation(block.mlp.activation),
+        "layer_types": layer_types(model),
+        "query_pre_attn_scalar": scalar,
+        "attn_logit_softcapping": block.attention.softcap,
+        "final_logit_softcapping": head.softcap,
+    }
+
+
+def _format(model_type: str, architecture: str, read, write, norms) -> Format:
+    return Format(
+        model_type, "gemma", (architecture,), read, write, (*SHARED, *norms, *DENSE), copies=COPIES, ignored=IGNORED
+    )
+
+
+FORMATS = (
+    _format("gemma", "GemmaForCausalLM", _read_gemma, _write_gemma, _PLAIN),
+    _format("gemma2", "Gemma2ForCausalLM", _read_gemma2, _write_gemma2, _SANDWICH),
+    _format("gemma3_text", "Gemma3ForCausalLM", _read_gemma3, _write_gemma3, _SANDWICH),
+)

@@ -1,0 +1,83 @@
+"""Where a model's files are: a directory, or a repository of the Hugging Face hub fetched into the hub's own cache.
+
+`HF_HOME`, `HF_HUB_OFFLINE` and the token of `hf auth login` count as everywhere else.
+"""
+
+import re
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    HTTPError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from jaxformer.errors import UserError
+
+# Data only: a pickle (.bin, .pt) runs code when it is read, and code is not ours to run.
+READ = ("*.json", "*.safetensors", "*.model", "*.spm", "merges.txt", "vocab.*", "chat_template.jinja")
+# Folders hold the same weights for other programs, and so do Mistral's own files.
+LEFT_OUT = ("*/*", "consolidated*.safetensors")
+# One slash is left of two where the text went through a Path.
+REPOSITORY = re.compile(r"hf:/{1,2}(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.ASCII)
+
+
+def local_directory(path: str | Path) -> Path:
+    """The directory itself, or the fetched files of `hf://org/name` or `hf://org/name@revision`."""
+    if str(path).startswith("hf:"):
+        return _fetched(str(path))
+    if not Path(path).exists():
+        raise UserError(f"'{path}' does not exist: correct the path, or write hf://org/name to fetch from the hub")
+    if not Path(path).is_dir():
+        raise UserError(f"'{path}' is a file: name the directory that holds it")
+    return Path(path)
+
+
+def _fetched(address: str) -> Path:
+    found = REPOSITORY.fullmatch(address)
+    if found is None:
+        raise UserError(f"'{address}' names no repository: write hf://org/name or hf://org/name@revision")
+    try:
+        path = snapshot_download(
+            found["name"], revision=found["revision"], allow_patterns=list(READ), ignore_patterns=list(LEFT_OUT)
+        )
+    # In this order: a gated repository is also one not found, and both are HTTP errors.
+    except GatedRepoError:
+        raise UserError(
+            f"'{address}' is gated: ask for access at https://huggingface.co/{found['name']}, then run hf auth login"
+        ) from None
+    except RepositoryNotFoundError:
+        raise UserError(
+            f"'{address}' does not exist or is private: correct the name, or run hf auth login for a private one"
+        ) from None
+    except RevisionNotFoundError:
+        raise UserError(
+            f"'{address}' has no revision '{found['revision']}': name a branch, a tag or a commit"
+        ) from None
+    except LocalEntryNotFoundError as error:
+        raise UserError(
+            f"'{address}' is not in the cache, or not all of it, and the hub cannot be reached: "
+            f"go online, unset HF_HUB_OFFLINE, or set HF_HOME to where it is ({_first_line(error)})"
+        ) from None
+    except HFValidationError as error:
+        raise UserError(f"'{address}' is no name of a repository: {_first_line(error)}") from None
+    except HfHubHTTPError as error:
+        raise _http_error(address, error) from None
+    except (HTTPError, OSError) as error:
+        raise UserError(f"'{address}' could not be fetched, try again: {_first_line(error)}") from None
+    return Path(path)
+
+
+def _http_error(address: str, error: HfHubHTTPError) -> UserError:
+    if error.response is not None and error.response.status_code in (401, 403):
+        return UserError(f"'{address}' is not yours to read: run hf auth login ({_first_line(error)})")
+    return UserError(f"'{address}' could not be fetched, try again: {_first_line(error)}")
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

@@ -1,0 +1,86 @@
+"""BART (arXiv:1910.13461).
+
+Deviation: BART also drops activations inside the MLPs.
+"""
+
+from jaxformer.config import (
+    Activation,
+    AttentionConfig,
+    BlockConfig,
+    EmbeddingConfig,
+    HeadConfig,
+    InitConfig,
+    Learned,
+    MlpConfig,
+    ModelConfig,
+    NormalInit,
+    NormConfig,
+    Sinusoidal,
+    SpecialIds,
+    StackConfig,
+)
+
+# The first two rows of the published tables belong to no position.
+_POSITION = Learned(max_length=1024, offset=2)
+_SPECIAL = SpecialIds(bos=0, eos=(2,), pad=1, decoder_start=2)
+
+
+def bart(
+    *,
+    num_layers: int,
+    embed_dim: int,
+    num_heads: int,
+    mlp_dim: int,
+    vocab_size: int = 50_265,
+    num_decoder_layers: int | None = None,
+    num_decoder_heads: int | None = None,
+    decoder_mlp_dim: int | None = None,
+    position: Learned | Sinusoidal = _POSITION,
+    scale_embedding: bool = False,
+    embedding_norm: bool = True,
+    activation: Activation = "gelu",
+    tied: bool = True,
+    special: SpecialIds = _SPECIAL,
+    dropout: float = 0.1,
+    attention_dropout: float = 0.1,
+) -> ModelConfig:
+    """Post-norm, learned positions, exact GELU, biases everywhere, normalised embeddings.
+
+    Args:
+      num_decoder_layers, num_decoder_heads, decoder_mlp_dim: none means as in the encoder.
+    """
+    norm = NormConfig(kind="layer", eps=1e-5)
+    attention = _attention(embed_dim, num_heads, attention_dropout)
+    decoder_attention = _attention(embed_dim, num_decoder_heads or num_heads, attention_dropout)
+    shared = {"norm": norm, "placement": "post", "dropout": dropout}
+    encoder = BlockConfig(attention=attention, mlp=MlpConfig(dim=mlp_dim, activation=activation, bias=True), **shared)
+    decoder = BlockConfig(
+        attention=decoder_attention.model_copy(update={"causal": True}),
+        cross_attention=decoder_attention,
+        mlp=MlpConfig(dim=decoder_mlp_dim or mlp_dim, activation=activation, bias=True),
+        **shared,
+    )
+    return ModelConfig(
+        vocab_size=vocab_size,
+        embed_dim=embed_dim,
+        embedding=EmbeddingConfig(
+            position=position, scale=scale_embedding, norm=norm if embedding_norm else None, dropout=dropout
+        ),
+        encoder=StackConfig(num_layers=num_layers, pattern=(encoder,)),
+        decoder=StackConfig(num_layers=num_decoder_layers or num_layers, pattern=(decoder,)),
+        head=HeadConfig(tied=tied, bias=True),
+        special=special,
+        init=InitConfig(kernel=NormalInit(stddev=0.02), embedding=NormalInit(stddev=0.02)),
+    )
+
+
+def _attention(embed_dim: int, num_heads: int, dropout: float) -> AttentionConfig:
+    return AttentionConfig(
+        num_heads=num_heads, head_dim=embed_dim // num_heads, bias=True, output_bias=True, dropout=dropout
+    )
+
+
+PRESETS = {
+    "bart-base": lambda: bart(num_layers=6, embed_dim=768, num_heads=12, mlp_dim=3072),
+    "bart-large": lambda: bart(num_layers=12, embed_dim=1024, num_heads=16, mlp_dim=4096),
+}

@@ -1,0 +1,92 @@
+"""BERT (arXiv:1810.04805)."""
+
+from jaxformer.config import (
+    Activation,
+    AttentionConfig,
+    BlockConfig,
+    EmbeddingConfig,
+    HeadConfig,
+    InitConfig,
+    Learned,
+    MlpConfig,
+    ModelConfig,
+    NormalInit,
+    NormConfig,
+    PoolerConfig,
+    SpecialIds,
+    StackConfig,
+    TransformConfig,
+)
+
+_POSITION = Learned(max_length=512)
+_SPECIAL = SpecialIds(pad=0)
+
+
+def bert(
+    *,
+    num_layers: int,
+    embed_dim: int,
+    num_heads: int,
+    mlp_dim: int,
+    vocab_size: int = 30_522,
+    masked_lm: bool = True,
+    pooled: bool = False,
+    num_classes: int | None = None,
+    position: Learned = _POSITION,
+    num_types: int = 2,
+    eps: float = 1e-12,
+    activation: Activation = "gelu",
+    head_activation: Activation | None = None,
+    pooler_activation: Activation = "tanh",
+    tied: bool = True,
+    special: SpecialIds = _SPECIAL,
+    dropout: float = 0.1,
+    attention_dropout: float = 0.1,
+    classifier_dropout: float | None = None,
+) -> ModelConfig:
+    """Post-norm, learned positions, exact GELU, biases everywhere, normalised embeddings.
+
+    Args:
+      masked_lm: whether it has logits for every token.
+      pooled: whether it has a vector for the whole row; so it has where `num_classes` are told apart.
+      head_activation: none means `activation`.
+      classifier_dropout: none means `dropout`.
+    """
+    norm = NormConfig(kind="layer", eps=eps)
+    block = BlockConfig(
+        attention=AttentionConfig(
+            num_heads=num_heads,
+            head_dim=embed_dim // num_heads,
+            bias=True,
+            output_bias=True,
+            dropout=attention_dropout,
+        ),
+        mlp=MlpConfig(dim=mlp_dim, activation=activation, bias=True),
+        norm=norm,
+        placement="post",
+        dropout=dropout,
+    )
+    head = HeadConfig(
+        tied=tied, bias=True, transform=TransformConfig(activation=head_activation or activation, norm=norm)
+    )
+    pooler = PoolerConfig(
+        transform=TransformConfig(activation=pooler_activation),
+        num_classes=num_classes,
+        dropout=dropout if classifier_dropout is None else classifier_dropout,
+    )
+    return ModelConfig(
+        vocab_size=vocab_size,
+        embed_dim=embed_dim,
+        embedding=EmbeddingConfig(position=position, num_types=num_types, norm=norm, dropout=dropout),
+        encoder=StackConfig(num_layers=num_layers, pattern=(block,)),
+        head=head if masked_lm else None,
+        pooler=pooler if pooled or num_classes else None,
+        special=special,
+        init=InitConfig(kernel=NormalInit(stddev=0.02), embedding=NormalInit(stddev=0.02)),
+    )
+
+
+PRESETS = {
+    "bert-base": lambda: bert(num_layers=12, embed_dim=768, num_heads=12, mlp_dim=3072),
+    "bert-large": lambda: bert(num_layers=24, embed_dim=1024, num_heads=16, mlp_dim=4096),
+}

@@ -1,0 +1,182 @@
+"""Gemma (arXiv:2403.08295), Gemma 2 (arXiv:2408.00118) and the text part of Gemma 3 (arXiv:2503.19786)."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from jaxformer.config import (
+    Activation,
+    AttentionConfig,
+    BlockConfig,
+    EmbeddingConfig,
+    HeadConfig,
+    LinearScaling,
+    MlpConfig,
+    ModelConfig,
+    NormConfig,
+    Rope,
+    SpecialIds,
+)
+from jaxformer.models.stacks import stack
+
+_ROPE = Rope(theta=10_000.0)
+_GLOBAL_ROPE = Rope(theta=1e6)
+_SPECIAL = SpecialIds()
+
+
+def gemma(
+    *,
+    num_layers: int,
+    embed_dim: int,
+    num_heads: int,
+    num_kv_heads: int | None = None,
+    head_dim: int = 256,
+    mlp_dim: int,
+    vocab_size: int = 256_000,
+    rope: Rope = _ROPE,
+    local_rope: Rope | None = None,
+    window: int | None = None,
+    local: Sequence[bool] | None = None,
+    query_scalar: float | None = None,
+    qk_norm: bool = False,
+    attention_softcap: float | None = None,
+    head_softcap: float | None = None,
+    placement: Literal["pre", "sandwich"] = "pre",
+    eps: float = 1e-6,
+    activation: Activation = "gelu_tanh",
+    bias: bool = False,
+    output_bias: bool = False,
+    tied: bool = True,
+    context_length: int | None = 8192,
+    special: SpecialIds = _SPECIAL,
+    dropout: float = 0.0,
+    attention_dropout: float = 0.0,
+) -> ModelConfig:
+    """RMSNorm that stores its distance from 1, scaled embeddings, gated GELU, heads of a width of their own.
+
+    Args:
+      rope: positions of the global layers.
+      local_rope: positions of the local layers; none means as the global ones.
+      local: for every layer, whether `window` and `local_rope` hold there; none means in no layer.
+      query_scalar: logits are divided by its square root; none means by that of `head_dim`.
+    """
+    local = [False] * num_layers if local is None else local
+    if len(local) != num_layers:
+        raise ValueError(f"local has {len(local)} entries but num_layers={num_layers}: give one for every layer")
+    norm = NormConfig(kind="rms", eps=eps, unit_offset=True)
+
+    def block(here: bool) -> BlockConfig:
+        return BlockConfig(
+            attention=AttentionConfig(
+                num_heads=num_heads,
+                num_kv_heads=num_kv_heads,
+                head_dim=head_dim,
+                causal=True,
+                window=window if here else None,
+                position=local_rope or rope if here else rope,
+                qk_norm=norm if qk_norm else None,
+                softcap=attention_softcap,
+                bias=bias,
+                output_bias=output_bias,
+                scale=None if query_scalar is None else query_scalar**-0.5,
+                dropout=attention_dropout,
+            ),
+            mlp=MlpConfig(dim=mlp_dim, activation=activation, gated=True),
+            norm=norm,
+            placement=placement,
+            dropout=dropout,
+        )
+
+    return ModelConfig(
+        vocab_size=vocab_size,
+        embed_dim=embed_dim,
+        embedding=EmbeddingConfig(scale=True, dropout=dropout),
+        decoder=stack([block(here) for here in local], final_norm=norm),
+        head=HeadConfig(tied=tied, softcap=head_softcap),
+        context_length=context_length,
+        special=special,
+    )
+
+
+def gemma2(
+    *,
+    num_layers: int,
+    window: int | None = 4096,
+    local: Sequence[bool] | None = None,
+    query_scalar: float | None = 256.0,
+    attention_softcap: float | None = 50.0,
+    head_softcap: float | None = 30.0,
+    **options,
+) -> ModelConfig:
+    """A `gemma` of these options: norms on both sides, capped logits, local and global layers in turn."""
+    return gemma(
+        num_layers=num_layers,
+        window=window,
+        local=_all_but_every(2, num_layers) if local is None else local,
+        query_scalar=query_scalar,
+        attention_softcap=attention_softcap,
+        head_softcap=head_softcap,
+        placement="sandwich",
+        **options,
+    )
+
+
+def gemma3(
+    *,
+    num_layers: int,
+    vocab_size: int = 262_208,
+    rope: Rope = _GLOBAL_ROPE,
+    local_rope: Rope | None = _ROPE,
+    window: int | None = 1024,
+    local: Sequence[bool] | None = None,
+    query_scalar: float | None = 256.0,
+    context_length: int | None = 131_072,
+    **options,
+) -> ModelConfig:
+    """A `gemma` of these options: norms on both sides and on queries and keys, five local layers to a global one."""
+    return gemma(
+        num_layers=num_layers,
+        vocab_size=vocab_size,
+        rope=rope,
+        local_rope=local_rope,
+        window=window,
+        local=_all_but_every(6, num_layers) if local is None else local,
+        query_scalar=query_scalar,
+        qk_norm=True,
+        placement="sandwich",
+        context_length=context_length,
+        **options,
+    )
+
+
+def _all_but_every(period: int, num_layers: int) -> list[bool]:
+    return [(layer + 1) % period != 0 for layer in range(num_layers)]
+
+
+def _preset(build, shape: Sequence[int], **options) -> ModelConfig:
+    num_layers, embed_dim, num_heads, num_kv_heads, mlp_dim = shape
+    return build(
+        num_layers=num_layers,
+        embed_dim=embed_dim,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        mlp_dim=mlp_dim,
+        **options,
+    )
+
+
+# Section 3 of Gemma 3: the sizes that read 128K tokens stretch their global positions, the others stop at 32K.
+_LONG = {"rope": Rope(theta=1e6, scaling=LinearScaling(factor=8.0))}
+_SHORT = {"vocab_size": 262_144, "window": 512, "context_length": 32_768}
+
+PRESETS = {
+    "gemma-2b": lambda: _preset(gemma, (18, 2048, 8, 1, 16_384)),
+    "gemma-7b": lambda: _preset(gemma, (28, 3072, 16, 16, 24_576)),
+    "gemma2-2b": lambda: _preset(gemma2, (26, 2304, 8, 4, 9216)),
+    "gemma2-9b": lambda: _preset(gemma2, (42, 3584, 16, 8, 14_336)),
+    "gemma2-27b": lambda: _preset(gemma2, (46, 4608, 32, 16, 36_864), head_dim=128, query_scalar=144.0),
+    "gemma3-270m": lambda: _preset(gemma3, (18, 640, 4, 1, 2048), **_SHORT),
+    "gemma3-1b": lambda: _preset(gemma3, (26, 1152, 4, 1, 6912), **_SHORT),
+    "gemma3-4b": lambda: _preset(gemma3, (34, 2560, 8, 4, 10_240), **_LONG),
+    "gemma3-12b": lambda: _preset(gemma3, (48, 3840, 16, 8, 15_360), **_LONG),
+    "gemma3-27b": lambda: _preset(gemma3, (62, 5376, 32, 16, 21_504), head_dim=128, query_scalar=168.0, **_LONG),
+}

@@ -1,0 +1,56 @@
+"""Mixtral (arXiv:2401.04088): Llama with two of eight experts in place of every MLP."""
+
+from jaxformer.config import Activation, ModelConfig, MoeConfig, Rope
+from jaxformer.models.llama import llama
+
+_ROPE = Rope(theta=1e6)
+
+
+def mixtral(
+    *,
+    mlp_dim: int,
+    num_experts: int = 8,
+    top_k: int = 2,
+    activation: Activation = "silu",
+    load_balance: float = 0.02,
+    rope: Rope = _ROPE,
+    **options,
+) -> ModelConfig:
+    """A `llama` of these options with experts of width `mlp_dim`.
+
+    Args:
+      load_balance: as published for 8x7B (`router_aux_loss_coef`).
+    """
+    moe = MoeConfig(
+        num_experts=num_experts,
+        top_k=top_k,
+        dim=mlp_dim,
+        activation=activation,
+        gated=True,
+        renormalize=True,  # section 2.1: softmax over the top two logits
+        load_balance=load_balance,
+    )
+    return llama(moe=moe, rope=rope, **options)
+
+
+PRESETS = {
+    "mixtral-8x7b": lambda: mixtral(
+        num_layers=32,
+        embed_dim=4096,
+        num_heads=32,
+        num_kv_heads=8,
+        mlp_dim=14_336,
+        vocab_size=32_000,
+        context_length=32_768,
+    ),
+    "mixtral-8x22b": lambda: mixtral(
+        num_layers=56,
+        embed_dim=6144,
+        num_heads=48,
+        num_kv_heads=8,
+        mlp_dim=16_384,
+        vocab_size=32_000,
+        context_length=65_536,
+        load_balance=0.001,
+    ),
+}

@@ -1,0 +1,108 @@
+"""ModernBERT (arXiv:2412.13663)."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from jaxformer.config import (
+    Activation,
+    AttentionConfig,
+    BlockConfig,
+    EmbeddingConfig,
+    HeadConfig,
+    InitConfig,
+    MlpConfig,
+    ModelConfig,
+    NormalInit,
+    NormConfig,
+    PoolerConfig,
+    Rope,
+    SpecialIds,
+    TransformConfig,
+)
+from jaxformer.models.stacks import stack
+
+_ROPE = Rope(theta=160_000.0)
+_LOCAL_ROPE = Rope(theta=10_000.0)
+_SPECIAL = SpecialIds()
+
+
+def modernbert(
+    *,
+    num_layers: int,
+    embed_dim: int,
+    num_heads: int,
+    mlp_dim: int,
+    vocab_size: int = 50_368,
+    masked_lm: bool = True,
+    pooled: bool = False,
+    num_classes: int | None = None,
+    pooling: Literal["first", "mean"] = "first",
+    rope: Rope = _ROPE,
+    local_rope: Rope = _LOCAL_ROPE,
+    window: int = 65,
+    local: Sequence[bool] | None = None,
+    eps: float = 1e-5,
+    activation: Activation = "gelu",
+    transform_activation: Activation = "gelu",
+    bias: bool = False,
+    mlp_bias: bool = False,
+    norm_bias: bool = False,
+    transform_bias: bool = False,
+    head_bias: bool = True,
+    tied: bool = True,
+    context_length: int | None = 8192,
+    special: SpecialIds = _SPECIAL,
+    dropout: float = 0.0,
+    attention_dropout: float = 0.0,
+    classifier_dropout: float = 0.0,
+) -> ModelConfig:
+    """Pre-norm LayerNorm, rotary positions, gated exact GELU, no biases, two local layers to a global one.
+
+    Args:
+      masked_lm: whether it has logits for every token.
+      pooled: whether it has a vector for the whole row; so it has where `num_classes` are told apart.
+      window: 64 tokens on either side, which is what is published as a local attention of 128.
+      local: for every layer, whether `window` and `local_rope` hold there; none means in all but every third.
+      transform_activation, transform_bias: of the layer between the hidden states and either kind of logits.
+    """
+    local = [layer % 3 != 0 for layer in range(num_layers)] if local is None else local
+    if len(local) != num_layers:
+        raise ValueError(f"local has {len(local)} entries but num_layers={num_layers}: give one for every layer")
+    norm = NormConfig(kind="layer", eps=eps, bias=norm_bias)
+
+    def block(layer: int) -> BlockConfig:
+        return BlockConfig(
+            attention=AttentionConfig(
+                num_heads=num_heads,
+                head_dim=embed_dim // num_heads,
+                window=window if local[layer] else None,
+                position=local_rope if local[layer] else rope,
+                bias=bias,
+                output_bias=bias,
+                dropout=attention_dropout,
+            ),
+            mlp=MlpConfig(dim=mlp_dim, activation=activation, gated=True, bias=mlp_bias),
+            norm=norm,
+            attention_norm=layer > 0,  # the first layer reads what the embeddings' norm has just left
+            dropout=dropout,
+        )
+
+    transform = TransformConfig(activation=transform_activation, bias=transform_bias, norm=norm)
+    pooler = PoolerConfig(pooling=pooling, transform=transform, num_classes=num_classes, dropout=classifier_dropout)
+    return ModelConfig(
+        vocab_size=vocab_size,
+        embed_dim=embed_dim,
+        embedding=EmbeddingConfig(norm=norm, dropout=dropout),
+        encoder=stack([block(layer) for layer in range(num_layers)], final_norm=norm),
+        head=HeadConfig(tied=tied, bias=head_bias, transform=transform) if masked_lm else None,
+        pooler=pooler if pooled or num_classes else None,
+        context_length=context_length,
+        special=special,
+        init=InitConfig(kernel=NormalInit(stddev=0.02), depth_scaled_output=True),
+    )
+
+
+PRESETS = {
+    "modernbert-base": lambda: modernbert(num_layers=22, embed_dim=768, num_heads=12, mlp_dim=1152),
+    "modernbert-large": lambda: modernbert(num_layers=28, embed_dim=1024, num_heads=16, mlp_dim=2624),
+}

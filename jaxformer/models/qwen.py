@@ -1,0 +1,83 @@
+"""Qwen 2.5 (arXiv:2412.15115) and Qwen 3 (arXiv:2505.09388), dense and with experts."""
+
+from collections.abc import Sequence
+
+from jaxformer.config import Activation, ModelConfig, MoeConfig, Rope
+from jaxformer.models.llama import llama
+
+_ROPE = Rope(theta=1e6)
+
+
+def qwen2(*, bias: bool = True, rope: Rope = _ROPE, eps: float = 1e-6, **options) -> ModelConfig:
+    """A `llama` of these options with biases on query, key and value."""
+    return llama(bias=bias, rope=rope, eps=eps, **options)
+
+
+def qwen3(
+    *, head_dim: int = 128, qk_norm: bool = True, rope: Rope = _ROPE, eps: float = 1e-6, **options
+) -> ModelConfig:
+    """A `llama` of these options with normalised queries and keys in heads of a width of their own."""
+    return llama(head_dim=head_dim, qk_norm=qk_norm, rope=rope, eps=eps, **options)
+
+
+def qwen3_moe(
+    *,
+    mlp_dim: int,
+    num_experts: int = 128,
+    top_k: int = 8,
+    activation: Activation = "silu",
+    renormalize: bool = True,
+    load_balance: float = 0.001,
+    **options,
+) -> ModelConfig:
+    """A `qwen3` of these options with experts of width `mlp_dim` in place of every MLP.
+
+    Args:
+      load_balance: as published (`router_aux_loss_coef`).
+    """
+    moe = MoeConfig(
+        num_experts=num_experts,
+        top_k=top_k,
+        dim=mlp_dim,
+        activation=activation,
+        gated=True,
+        renormalize=renormalize,
+        load_balance=load_balance,
+    )
+    return qwen3(moe=moe, **options)
+
+
+def _preset(build, shape: Sequence[int], vocab_size: int, context_length: int, **options) -> ModelConfig:
+    num_layers, embed_dim, num_heads, num_kv_heads, mlp_dim = shape
+    return build(
+        num_layers=num_layers,
+        embed_dim=embed_dim,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        mlp_dim=mlp_dim,
+        vocab_size=vocab_size,
+        context_length=context_length,
+        **options,
+    )
+
+
+# The table of embeddings is padded further in the larger models of 2.5.
+_SMALL, _LARGE = 151_936, 152_064
+
+PRESETS = {
+    "qwen2.5-0.5b": lambda: _preset(qwen2, (24, 896, 14, 2, 4864), _SMALL, 32_768, tied=True),
+    "qwen2.5-1.5b": lambda: _preset(qwen2, (28, 1536, 12, 2, 8960), _SMALL, 131_072, tied=True),
+    "qwen2.5-3b": lambda: _preset(qwen2, (36, 2048, 16, 2, 11_008), _SMALL, 32_768, tied=True),
+    "qwen2.5-7b": lambda: _preset(qwen2, (28, 3584, 28, 4, 18_944), _LARGE, 131_072),
+    "qwen2.5-14b": lambda: _preset(qwen2, (48, 5120, 40, 8, 13_824), _LARGE, 131_072, eps=1e-5),
+    "qwen2.5-32b": lambda: _preset(qwen2, (64, 5120, 40, 8, 27_648), _LARGE, 131_072, eps=1e-5),
+    "qwen2.5-72b": lambda: _preset(qwen2, (80, 8192, 64, 8, 29_568), _LARGE, 131_072, eps=1e-5),
+    "qwen3-0.6b": lambda: _preset(qwen3, (28, 1024, 16, 8, 3072), _SMALL, 40_960, tied=True),
+    "qwen3-1.7b": lambda: _preset(qwen3, (28, 2048, 16, 8, 6144), _SMALL, 40_960, tied=True),
+    "qwen3-4b": lambda: _preset(qwen3, (36, 2560, 32, 8, 9728), _SMALL, 40_960, tied=True),
+    "qwen3-8b": lambda: _preset(qwen3, (36, 4096, 32, 8, 12_288), _SMALL, 40_960),
+    "qwen3-14b": lambda: _preset(qwen3, (40, 5120, 40, 8, 17_408), _SMALL, 40_960),
+    "qwen3-32b": lambda: _preset(qwen3, (64, 5120, 64, 8, 25_600), _SMALL, 40_960),
+    "qwen3-30b-a3b": lambda: _preset(qwen3_moe, (48, 2048, 32, 4, 768), _SMALL, 40_960),
+    "qwen3-235b-a22b": lambda: _preset(qwen3_moe, (94, 4096, 64, 4, 1536), _SMALL, 40_960),
+}

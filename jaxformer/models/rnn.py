@@ -1,0 +1,52 @@
+"""Recurrent language models, the baselines: Elman (Cognitive Science 14, 1990) and LSTM as in arXiv:1409.2329."""
+
+from typing import Literal
+
+from jaxformer.config import (
+    EmbeddingConfig,
+    FanInInit,
+    HeadConfig,
+    InitConfig,
+    ModelConfig,
+    NormalInit,
+    RecurrentConfig,
+)
+
+
+def rnn(
+    *,
+    cell: Literal["elman", "lstm"],
+    num_layers: int,
+    embed_dim: int,
+    dim: int,
+    vocab_size: int,
+    dropout: float = 0.0,
+    tied: bool = True,
+) -> ModelConfig:
+    """Dropout on everything but the recurrent connections, a bias on the output."""
+    return ModelConfig(
+        vocab_size=vocab_size,
+        embed_dim=embed_dim,
+        embedding=EmbeddingConfig(dropout=dropout),
+        decoder=RecurrentConfig(cell=cell, num_layers=num_layers, dim=dim, dropout=dropout),
+        head=HeadConfig(tied=tied, bias=True),
+        # The variance of a uniform draw within +-fan_in ** -0.5, which PyTorch's recurrent layers start from.
+        init=InitConfig(kernel=FanInInit(scale=1 / 3), embedding=NormalInit(stddev=embed_dim**-0.5)),
+    )
+
+
+def _zaremba(cell: Literal["elman", "lstm"], dim: int, bound: float, dropout: float) -> ModelConfig:
+    """arXiv:1409.2329, section 4.1: two layers as wide as the embeddings, 10,000 words, untied."""
+    model = rnn(cell=cell, num_layers=2, embed_dim=dim, dim=dim, vocab_size=10_000, dropout=dropout, tied=False)
+    # Deviation: normal where the paper draws uniformly within +-bound; the variance is the paper's.
+    draw = NormalInit(stddev=bound / 3**0.5)
+    return model.model_copy(update={"init": InitConfig(kernel=draw, embedding=draw)})
+
+
+PRESETS = {
+    # The paper has no Elman network: the same sizes with the older cell.
+    "rnn-elman-small": lambda: _zaremba("elman", 200, 0.1, 0.0),
+    "rnn-lstm-small": lambda: _zaremba("lstm", 200, 0.1, 0.0),
+    "rnn-lstm-medium": lambda: _zaremba("lstm", 650, 0.05, 0.5),
+    "rnn-lstm-large": lambda: _zaremba("lstm", 1500, 0.04, 0.65),
+}

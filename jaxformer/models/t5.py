@@ -1,0 +1,104 @@
+"""T5 (arXiv:1910.10683) and T5 v1.1, whose shapes Flan-T5 (arXiv:2210.11416) has too.
+
+v1.1 is described in github.com/google-research/text-to-text-transfer-transformer, released_checkpoints.md.
+
+Deviation: T5 also drops activations inside the MLPs and after the last norm of each stack.
+Deviation: T5 draws query projections smaller by sqrt(head_dim), as its logits are not scaled.
+"""
+
+from jaxformer.config import (
+    Activation,
+    AttentionConfig,
+    BlockConfig,
+    BucketBias,
+    EmbeddingConfig,
+    FanInInit,
+    HeadConfig,
+    InitConfig,
+    MlpConfig,
+    ModelConfig,
+    NormalInit,
+    NormConfig,
+    SpecialIds,
+    StackConfig,
+)
+
+_BUCKETS = BucketBias(num_buckets=32, max_distance=128)
+_SPECIAL = SpecialIds(eos=(1,), pad=0, decoder_start=0)
+
+
+def t5(
+    *,
+    num_layers: int,
+    embed_dim: int,
+    num_heads: int,
+    head_dim: int = 64,
+    mlp_dim: int,
+    vocab_size: int = 32_128,
+    num_decoder_layers: int | None = None,
+    relative_bias: BucketBias = _BUCKETS,
+    activation: Activation = "relu",
+    gated: bool = False,
+    tied: bool = True,
+    head_scale: bool = True,
+    eps: float = 1e-6,
+    context_length: int | None = None,
+    special: SpecialIds = _SPECIAL,
+    dropout: float = 0.1,
+) -> ModelConfig:
+    """Pre-norm RMSNorm, no biases, unscaled logits with a learned bias by distance.
+
+    Args:
+      num_decoder_layers: none means as many as in the encoder.
+      head_scale: whether the last hidden states are multiplied by embed_dim ** -0.5, as a tied output needs.
+    """
+    norm = NormConfig(kind="rms", eps=eps)
+    attention = AttentionConfig(num_heads=num_heads, head_dim=head_dim, scale=1.0, dropout=dropout)
+    causal = attention.model_copy(update={"causal": True})
+    mlp = MlpConfig(dim=mlp_dim, activation=activation, gated=gated)
+    encoder = BlockConfig(attention=attention, mlp=mlp, norm=norm, dropout=dropout)
+    decoder = BlockConfig(attention=causal, cross_attention=attention, mlp=mlp, norm=norm, dropout=dropout)
+
+    def stack(block: BlockConfig, depth: int) -> StackConfig:
+        return StackConfig(num_layers=depth, pattern=(block,), final_norm=norm, relative_bias=relative_bias)
+
+    return ModelConfig(
+        vocab_size=vocab_size,
+        embed_dim=embed_dim,
+        embedding=EmbeddingConfig(dropout=dropout),
+        encoder=stack(encoder, num_layers),
+        decoder=stack(decoder, num_decoder_layers or num_layers),
+        head=HeadConfig(tied=tied, scale=head_scale),
+        context_length=context_length,
+        special=special,
+        init=InitConfig(kernel=FanInInit(scale=1.0), embedding=NormalInit(stddev=1.0)),
+    )
+
+
+def t5v1_1(
+    *,
+    activation: Activation = "gelu_tanh",
+    gated: bool = True,
+    tied: bool = False,
+    head_scale: bool = False,
+    **options,
+) -> ModelConfig:
+    """A `t5` of these options with gated MLPs and an output projection of its own.
+
+    The default dropout is that of fine-tuning; v1.1 was pre-trained without.
+    """
+    return t5(activation=activation, gated=gated, tied=tied, head_scale=head_scale, **options)
+
+
+PRESETS = {
+    "t5-small": lambda: t5(num_layers=6, embed_dim=512, num_heads=8, mlp_dim=2048),
+    "t5-base": lambda: t5(num_layers=12, embed_dim=768, num_heads=12, mlp_dim=3072),
+    "t5-large": lambda: t5(num_layers=24, embed_dim=1024, num_heads=16, mlp_dim=4096),
+    "t5-3b": lambda: t5(num_layers=24, embed_dim=1024, num_heads=32, head_dim=128, mlp_dim=16_384),
+    "t5-11b": lambda: t5(num_layers=24, embed_dim=1024, num_heads=128, head_dim=128, mlp_dim=65_536),
+    "t5v1.1-small": lambda: t5v1_1(num_layers=8, embed_dim=512, num_heads=6, mlp_dim=1024),
+    "t5v1.1-base": lambda: t5v1_1(num_layers=12, embed_dim=768, num_heads=12, mlp_dim=2048),
+    "t5v1.1-large": lambda: t5v1_1(num_layers=24, embed_dim=1024, num_heads=16, mlp_dim=2816),
+    "t5v1.1-xl": lambda: t5v1_1(num_layers=24, embed_dim=2048, num_heads=32, mlp_dim=5120),
+    "t5v1.1-xxl": lambda: t5v1_1(num_layers=24, embed_dim=4096, num_heads=64, mlp_dim=10_240),
+}
