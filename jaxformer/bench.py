@@ -102,6 +102,7 @@ def bench(what: str, config_file: str | None, overrides: Sequence[str], repeats:
 def _bench_train(config_file: str | None, overrides: Sequence[str], repeats: int) -> str:
     config = load_run_file(config_file) if config_file else default_config()
     config = apply_overrides(config, overrides)
+    config.check_data()
     peer = TrainBench(config)
     peer.step()
     seconds = [peer.step() for _ in range(repeats)]

@@ -65,11 +65,11 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--algorithm", choices=("unigram", "bpe"), default="unigram")
 
     sub = command("evaluate", _evaluate, "print the held-out metrics of a run")
-    sub.add_argument("path", metavar="RUN", help="a run directory")
+    sub.add_argument("path", metavar="RUN", help="a run directory or a Hugging Face directory")
     _add_overrides(sub)
 
     sub = command("generate", _generate, "continue prompts, or translate them with an encoder-decoder")
-    sub.add_argument("path", metavar="RUN", help="a run directory")
+    sub.add_argument("path", metavar="RUN", help="a run directory or a Hugging Face directory")
     sub.add_argument("--prompt", action="append", required=True, metavar="TEXT", help="may be given several times")
     sub.add_argument("--max-new-tokens", type=int, default=64, metavar="N")
     sub.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 takes the likeliest token")
@@ -77,6 +77,17 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--top-p", type=float, metavar="P")
     sub.add_argument("--beams", type=int, default=1, metavar="N")
     sub.add_argument("--seed", type=int, default=0)
+
+    sub = command("import", _import, "make a run directory of a Hugging Face directory")
+    sub.add_argument("source", metavar="HF_DIR", help="a directory with config.json and safetensors, or hf://org/name")
+    sub.add_argument("path", metavar="RUN", help="the run directory to make")
+
+    sub = command("export", _export, "make a Hugging Face directory of a run")
+    sub.add_argument("path", metavar="RUN", help="a run directory")
+    sub.add_argument("target", metavar="HF_DIR", help="the directory to make")
+    sub.add_argument("--step", type=int, metavar="N", help="a checkpoint's step; default: the latest")
+    sub.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="default: as imported, or float32")
+    sub.add_argument("--model-type", metavar="NAME", help="such as llama; default: as imported, or whichever fits")
 
     sub = command("bench", _bench, "measure training or input speed on this machine")
     sub.add_argument("what", choices=("train", "data"))
@@ -149,6 +160,18 @@ def _generate(args: argparse.Namespace) -> None:
         seed=args.seed,
     )
     print("\n".join(outputs))
+
+
+def _import(args: argparse.Namespace) -> None:
+    from jaxformer.exchange import import_run
+
+    print(import_run(args.source, args.path))
+
+
+def _export(args: argparse.Namespace) -> None:
+    from jaxformer.exchange import export_run
+
+    print(export_run(args.path, args.target, step=args.step, dtype=args.dtype, model_type=args.model_type))
 
 
 def _bench(args: argparse.Namespace) -> None:

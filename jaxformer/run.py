@@ -1,4 +1,4 @@
-"""A trained model as a value: config, model, parameters, tokenizer; loaded from a run directory."""
+"""A trained model as a value: config, model, parameters, tokenizer; loaded from a run or a Hugging Face directory."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,12 +9,14 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, SingleDeviceSharding
 
 from jaxformer.checkpoint import Checkpoints, abstract_like
-from jaxformer.config import RunConfig, TrainConfig, load_json
-from jaxformer.data.tokenizer import Tokenizer, load_tokenizer
+from jaxformer.config import ModelConfig, RunConfig, TrainConfig, load_json
+from jaxformer.convert.directory import HuggingFaceDirectory, is_hugging_face
+from jaxformer.convert.hub import local_directory
+from jaxformer.data.tokenizer import Tokenizer, check_vocabulary, find_tokenizer
 from jaxformer.layers import Runtime, Transformer, abstract_params
 from jaxformer.layers.stack import unstacked
 from jaxformer.sharding import param_shardings
-from jaxformer.typing import Params
+from jaxformer.typing import Params, PyTree
 
 
 @dataclass
@@ -31,18 +33,46 @@ class Run:
         return jax.jit(unstacked)(self.params)
 
 
-def load(path: str | Path, *, step: int | None = None, mesh: Mesh | None = None) -> Run:
-    """The run in a directory, at its latest checkpoint or at `step`; split over `mesh` if one is given."""
+def load(
+    path: str | Path, *, step: int | None = None, mesh: Mesh | None = None, dtype: str | jnp.dtype = "float32"
+) -> Run:
+    """A run directory at its latest checkpoint or at `step`, a Hugging Face directory, or `hf://org/name`.
+
+    Args:
+      mesh: devices to split the parameters over; none puts them on one.
+      dtype: of the parameters of a Hugging Face directory in memory; a run's are as they were trained.
+    """
+    path = local_directory(path)
+    return _load_hugging_face(path, mesh, jnp.dtype(dtype)) if is_hugging_face(path) else _load_run(path, step, mesh)
+
+
+def _load_run(path: Path, step: int | None, mesh: Mesh | None) -> Run:
     config = load_json(path)
-    shapes, axes = abstract_params(config.model)
+    with Checkpoints(path) as checkpoints:
+        params, step = checkpoints.restore_params(_abstract(config.model, mesh), step)
+    return Run(config, Transformer(config.model, make_runtime(config.train)), params, find_tokenizer(path), step)
+
+
+def _load_hugging_face(path: Path, mesh: Mesh | None, dtype: jnp.dtype) -> Run:
+    with HuggingFaceDirectory(path) as files:
+        tokenizer = find_tokenizer(path)
+        if tokenizer is not None:
+            check_vocabulary(tokenizer, files.model.vocab_size, f"'{path / 'config.json'}': vocab_size")
+        config = RunConfig(model=files.model)
+        params = files.params(_abstract(files.model, mesh, dtype))
+    return Run(config, Transformer(config.model, make_runtime(config.train)), params, tokenizer, 0)
+
+
+def _abstract(model: ModelConfig, mesh: Mesh | None, dtype: jnp.dtype | None = None) -> PyTree:
+    """What the parameters look like and where they go."""
+    shapes, axes = abstract_params(model)
+    if dtype is not None:
+        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), shapes)
     if mesh is None:
         shardings = jax.tree.map(lambda _: SingleDeviceSharding(jax.local_devices()[0]), shapes)
     else:
         shardings = param_shardings(axes, shapes, mesh)
-    with Checkpoints(path) as checkpoints:
-        params, step = checkpoints.restore_params(abstract_like(shapes, shardings), step)
-    model = Transformer(config.model, make_runtime(config.train))
-    return Run(config, model, params, load_tokenizer(path), step)
+    return abstract_like(shapes, shardings)
 
 
 def make_runtime(config: TrainConfig) -> Runtime:

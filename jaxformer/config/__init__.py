@@ -7,6 +7,7 @@ from jaxformer.config.data import (
     Causal as Causal,
     DataConfig as DataConfig,
     DatesSource as DatesSource,
+    HuggingFaceTokenizer as HuggingFaceTokenizer,
     JsonlSource as JsonlSource,
     MemorySource as MemorySource,
     SentencePieceTokenizer as SentencePieceTokenizer,

@@ -107,7 +107,15 @@ class ByteTokenizer(Config):
     kind: Literal["bytes"] = "bytes"
 
 
-Tokenizer = Annotated[SentencePieceTokenizer | ByteTokenizer, Field(discriminator="kind")]
+class HuggingFaceTokenizer(Config):
+    """The tokenizer of a Hugging Face directory."""
+
+    kind: Literal["huggingface"] = "huggingface"
+    path: str
+    """The directory, or its `tokenizer.json`; the files beside it name the special tokens."""
+
+
+Tokenizer = Annotated[SentencePieceTokenizer | ByteTokenizer | HuggingFaceTokenizer, Field(discriminator="kind")]
 
 
 # ---------------------------------------------------------------- objectives

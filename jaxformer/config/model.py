@@ -140,6 +140,8 @@ class InitConfig(Config):
     embedding: Init = NormalInit()
     depth_scaled_output: bool = False
     """Divide the projections that write into the residual stream by sqrt(2 * layers) (GPT-2)."""
+    scaled_queries: bool = False
+    """Divide query projections by sqrt(head_dim), for attention whose logits are not (T5)."""
 
 
 # ---------------------------------------------------------------- blocks

@@ -8,6 +8,7 @@ from jaxformer.config.base import Config
 from jaxformer.config.data import ByteTokenizer, DataConfig, Seq2Seq
 from jaxformer.config.model import ModelConfig
 from jaxformer.config.optim import InverseSqrt, OptimConfig, WarmupStableDecay
+from jaxformer.errors import UserError
 
 AxisSize = Annotated[int, Field(ge=-1)]
 
@@ -84,7 +85,8 @@ class RunConfig(Config):
     """Where the run lives; empty means runs/<name of the config file>."""
     seed: NonNegativeInt = 0
     model: ModelConfig
-    data: DataConfig
+    data: DataConfig | None = None
+    """None for a model that was imported: training and evaluation need it, decoding does not."""
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()
     mesh: MeshConfig = MeshConfig()
@@ -93,10 +95,19 @@ class RunConfig(Config):
 
     @model_validator(mode="after")
     def _branches_agree(self) -> "RunConfig":
-        _check_lengths(self)
-        _check_shape(self)
+        if self.data is not None:
+            _check_lengths(self)
+            _check_shape(self)
         _check_steps(self)
         return self
+
+    def check_data(self) -> None:
+        """Raise if there is nothing to train or evaluate on."""
+        if self.data is None:
+            raise UserError(
+                "data is none, as in every imported model: set data.train, such as "
+                'data.train=\'{"kind":"text","paths":["my.txt"]}\', and data.heldout to evaluate'
+            )
 
 
 def _check_lengths(cfg: RunConfig) -> None:
@@ -107,8 +118,7 @@ def _check_lengths(cfg: RunConfig) -> None:
     for field, length in lengths.items():
         if limit is not None and length > limit:
             raise ValueError(
-                f"{field}={length} is longer than model.embedding.position.max_length={limit}: "
-                "shorten the rows or raise max_length"
+                f"{field}={length} is longer than the {limit} of {_limit_name(cfg.model)}: shorten the rows or raise it"
             )
     if cfg.train.loss_chunks != "auto" and cfg.data.length % cfg.train.loss_chunks:
         raise ValueError(
@@ -118,6 +128,11 @@ def _check_lengths(cfg: RunConfig) -> None:
         raise ValueError(
             f"data.batch_size={cfg.data.batch_size} is not a multiple of train.accumulate={cfg.train.accumulate}"
         )
+
+
+def _limit_name(model: ModelConfig) -> str:
+    own = model.context_length == model.max_length
+    return "model.context_length" if own else "model.embedding.position.max_length"
 
 
 def _check_shape(cfg: RunConfig) -> None:

@@ -175,7 +175,7 @@ def _fitting(format: Format, model: ModelConfig) -> tuple[dict[str, Any], str | 
     if getattr(model.decoder, "kind", "transformer") != "transformer":
         return {}, "it has no recurrent layers"
     try:
-        written = {name: value for name, value in format.write(model).items() if value is not None}
+        written = format.write(model)
         names = frozenset(b.name for b in _model_bindings(format, model, written["architectures"][0]))
         again = format.read(Fields(written, "written"), Found(written["architectures"][0], names))
     except (AttributeError, ValueError, TypeError) as error:

@@ -64,6 +64,11 @@ class Fields:
             raise UserError(f"{self.where}: field '{name}' is missing: this model cannot be built without it")
         return default
 
+    def nullable(self, name: str, default: Any) -> Any:
+        """A field in which a null has a meaning of its own."""
+        self._taken.add(name)
+        return self._values.get(name, default)
+
     def require(self, name: str, *allowed: Any) -> None:
         """The first of `allowed` is what absence means; any other value than these is not supported."""
         value = self.take(name, allowed[0])

@@ -62,11 +62,11 @@ def _read_gemma2(fields: Fields, found: Found) -> ModelConfig:
     return gemma2(
         **shared,
         rope=read_rope(fields, length),
-        window=fields.take("sliding_window", 4096),
+        window=fields.nullable("sliding_window", 4096),
         local=local_layers(fields, shared["num_layers"], alternating),
         query_scalar=fields.take("query_pre_attn_scalar", 256),
-        attention_softcap=fields.take("attn_logit_softcapping", None),
-        head_softcap=fields.take("final_logit_softcapping", None),
+        attention_softcap=fields.nullable("attn_logit_softcapping", 50.0),
+        head_softcap=fields.nullable("final_logit_softcapping", 30.0),
     )
 
 
@@ -82,7 +82,7 @@ def _read_gemma3(fields: Fields, found: Found) -> ModelConfig:
         **shared,
         rope=read_rope(fields, length, 1e6, "full_attention"),
         local_rope=local_rope,
-        window=fields.take("sliding_window", 4096),
+        window=fields.nullable("sliding_window", 4096),
         local=local_layers(fields, shared["num_layers"], mostly),
         query_scalar=fields.take("query_pre_attn_scalar", 256),
         attention_softcap=fields.take("attn_logit_softcapping", None),

@@ -118,7 +118,7 @@ def _read_mistral(fields: Fields, found: Found) -> ModelConfig:
         **_context(fields, 131_072),
         head_dim=fields.take("head_dim", None),
         mlp_dim=fields.take("intermediate_size"),
-        window=fields.take("sliding_window", None),
+        window=fields.nullable("sliding_window", 4096),
         activation=fields.activation("hidden_act", "silu"),
         eps=fields.take("rms_norm_eps", 1e-6),
         tied=fields.take("tie_word_embeddings", False),

@@ -85,7 +85,7 @@ def token_step(
 
 @partial(
     jax.jit,
-    static_argnames=("model", "max_new_tokens", "sampling", "eos_id", "vocab_size"),
+    static_argnames=("model", "max_new_tokens", "sampling", "eos_ids", "vocab_size"),
     donate_argnames="rows",
 )
 def continue_rows(
@@ -97,18 +97,22 @@ def continue_rows(
     *,
     max_new_tokens: int,
     sampling: Sampling,
-    eos_id: int,
+    eos_ids: tuple[int, ...],
     vocab_size: int,
 ) -> tuple[Int[Array, "B T"], Rows]:
-    """At least one new token a row (after a row's eos, eos again), and the rows in the memory of those given.
+    """At least one new token a row (after its end, the first of `eos_ids`), and the rows in the memory of those given.
 
     Ids from `vocab_size` on are never drawn: a model may have more rows in its table than its tokenizer has pieces.
     """
+    filler = eos_ids[0] if eos_ids else 0
+
+    def ends(token_B: Array) -> Bool[Array, " B"]:
+        return jnp.isin(token_B, jnp.array(eos_ids, jnp.int32))
 
     def draw(logits_BV: Array, done_B: Array, count: Array) -> Int[Array, " B"]:
         logits_BV = logits_BV[:, :vocab_size]
         keys = jax.vmap(lambda seed: jax.random.fold_in(jax.random.key(seed), count))(prompt.seeds)
-        return jnp.where(done_B, eos_id, sample(logits_BV, keys, **vars(sampling)))
+        return jnp.where(done_B, filler, sample(logits_BV, keys, **vars(sampling)))
 
     def unfinished(carry: Carry) -> Bool[Array, ""]:
         return (carry.count < max_new_tokens) & ~carry.done_B.all()
@@ -117,10 +121,10 @@ def continue_rows(
         rows, logits_BV = token_step(model, params, carry.rows, carry.token_B)
         token_B = draw(logits_BV, carry.done_B, carry.count)
         output_BT = jax.lax.dynamic_update_slice(carry.output_BT, token_B[:, None], (0, carry.count))
-        return Carry(rows, token_B, output_BT, carry.done_B | (token_B == eos_id), carry.count + 1)
+        return Carry(rows, token_B, output_BT, carry.done_B | ends(token_B), carry.count + 1)
 
     first_B = draw(logits_BV, ~prompt.active, jnp.zeros((), jnp.int32))
-    output_BT = jnp.full((first_B.shape[0], max_new_tokens), eos_id, jnp.int32).at[:, 0].set(first_B)
-    start = Carry(rows, first_B, output_BT, ~prompt.active | (first_B == eos_id), jnp.ones((), jnp.int32))
+    output_BT = jnp.full((first_B.shape[0], max_new_tokens), filler, jnp.int32).at[:, 0].set(first_B)
+    start = Carry(rows, first_B, output_BT, ~prompt.active | ends(first_B), jnp.ones((), jnp.int32))
     end = jax.lax.while_loop(unfinished, one_token, start)
     return end.output_BT, end.rows

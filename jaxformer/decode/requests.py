@@ -1,5 +1,6 @@
 """From what users pass (texts or id lists) to padded batches, and back: `generate`, `score`, `forward`."""
 
+import itertools
 import zlib
 from collections.abc import Sequence
 from functools import partial
@@ -38,7 +39,7 @@ def generate(
     translates = run.config.model.shape == "encoder-decoder"
     ids, is_text = _source_ids(run, prompts) if translates else _prompt_ids(run, prompts)
     _check_context(run, ids, "prompt", 0 if translates else max_new_tokens)
-    _check_context(run, [[_bos(run)]] if translates else [], "output", max_new_tokens)
+    _check_context(run, [[_start(run)]] if translates else [], "output", max_new_tokens)
     new: list[list[int]] = []
     if max_new_tokens == 0:
         new = [[] for _ in ids]
@@ -107,7 +108,7 @@ def _generate_batch(
 ) -> list[list[int]]:
     size = _bucket(len(ids), 1)
     source = _tokens(ids, size) if run.config.model.shape == "encoder-decoder" else None
-    rows = [[_bos(run)] for _ in ids] if source is not None else ids
+    rows = [[_start(run)] for _ in ids] if source is not None else ids
     length = _bucket(max(len(row) for row in rows))
     prompt = Prompt(
         ids=_padded(rows, size, length),
@@ -125,15 +126,16 @@ def _generate_batch(
         prompt,
         max_new_tokens=max_new_tokens,
         sampling=sampling,
-        eos_id=_eos(run),
+        eos_ids=_eos_ids(run),
         vocab_size=run.config.model.vocab_size if run.tokenizer is None else run.tokenizer.vocab_size,
     )
-    return [_before(row, _eos(run)) for row in np.asarray(output)[: len(ids)].tolist()]
+    return [_before(row, _eos_ids(run)) for row in np.asarray(output)[: len(ids)].tolist()]
 
 
 def _score_batch(run: Run, ids: list[list[int]], sources: list[list[int]] | None) -> list[Float[np.ndarray, " T"]]:
     size = _bucket(len(ids), 1)
-    previous = _tokens([[_bos(run), *row[:-1]] if row else [] for row in ids], size)
+    first = _bos(run) if sources is None else _start(run)
+    previous = _tokens([[first, *row[:-1]] if row else [] for row in ids], size)
     targets_BT = _padded(ids, size, previous.ids.shape[1])
     source = None if sources is None else _tokens(sources, size)
     logp_BT = np.asarray(_log_probs(run.model, run.params, previous, targets_BT, source))
@@ -141,8 +143,8 @@ def _score_batch(run: Run, ids: list[list[int]], sources: list[list[int]] | None
 
 
 # ---------------------------------------------------------------- texts to rows
-def _token_ids(run: Run, texts: Sequence[Text]) -> tuple[list[list[int]], bool]:
-    """Id lists, and whether the texts were strings."""
+def _token_ids(run: Run, texts: Sequence[Text], encoding: str = "encode_batch") -> tuple[list[list[int]], bool]:
+    """Id lists, and whether the texts were strings, which the tokenizer's method `encoding` reads."""
     if isinstance(texts, str):
         raise UserError(f"expected a list of texts or of id lists, got the text {texts!r}: write [{texts!r}]")
     if not any(isinstance(text, str) for text in texts):
@@ -151,29 +153,42 @@ def _token_ids(run: Run, texts: Sequence[Text]) -> tuple[list[list[int]], bool]:
         return rows, False
     if run.tokenizer is None:
         raise UserError("this model has no tokenizer: pass id lists instead of texts")
-    return run.tokenizer.encode_batch(list(texts)), True
+    return getattr(run.tokenizer, encoding)(list(texts)), True
 
 
 def _prompt_ids(run: Run, prompts: Sequence[Text]) -> tuple[list[list[int]], bool]:
-    """What a decoder continues: bos and the text, or the ids as they are; never an empty row."""
-    ids, is_text = _token_ids(run, prompts)
-    return [[_bos(run), *row] if is_text or not row else row for row in ids], is_text
+    """What a decoder continues: the text as its tokenizer opens it, or the ids as they are; never an empty row."""
+    ids, is_text = _token_ids(run, prompts, "encode_prompt")
+    return [row or [_bos(run)] for row in ids], is_text
 
 
 def _source_ids(run: Run, prompts: Sequence[Text]) -> tuple[list[list[int]], bool]:
-    """What an encoder reads: the text and eos as in training, or the ids as they are; never an empty row."""
-    ids, is_text = _token_ids(run, prompts)
-    return [[*row, _eos(run)] if is_text or not row else row for row in ids], is_text
+    """What an encoder reads: the text as its tokenizer closes it, or the ids as they are; never an empty row."""
+    ids, is_text = _token_ids(run, prompts, "encode_source")
+    return [row or list(_eos_ids(run)[:1]) or [0] for row in ids], is_text
 
 
 def _bos(run: Run) -> int:
-    if run.tokenizer is None:
-        raise UserError("this model has no tokenizer and so no bos token: pass non-empty id lists")
-    return run.tokenizer.bos_id
+    """What a text opens with."""
+    return _special_id(run, "bos", run.config.model.special.bos)
 
 
-def _eos(run: Run) -> int:
-    return -1 if run.tokenizer is None else run.tokenizer.eos_id
+def _start(run: Run) -> int:
+    """What the decoder of an encoder-decoder reads first."""
+    special = run.config.model.special
+    return _special_id(run, "decoder_start", special.bos if special.decoder_start is None else special.decoder_start)
+
+
+def _special_id(run: Run, name: str, given: int | None) -> int:
+    if given is None and run.tokenizer is None:
+        raise UserError(f"this model has no tokenizer and no model.special.{name}: pass non-empty id lists")
+    return run.tokenizer.bos_id if given is None else given
+
+
+def _eos_ids(run: Run) -> tuple[int, ...]:
+    """Tokens that end a text; none at all where neither the model nor a tokenizer names one."""
+    given = run.config.model.special.eos
+    return given or (() if run.tokenizer is None else (run.tokenizer.eos_id,))
 
 
 def _row_seed(row: Sequence[int], seed: int) -> int:
@@ -200,8 +215,8 @@ def _bucket(n: int, least: int = 16) -> int:
     return max(least, 1 << max(n - 1, 0).bit_length())
 
 
-def _before(row: list[int], eos_id: int) -> list[int]:
-    return row[: row.index(eos_id)] if eos_id in row else row
+def _before(row: list[int], eos_ids: tuple[int, ...]) -> list[int]:
+    return list(itertools.takewhile(lambda token: token not in eos_ids, row))
 
 
 # ---------------------------------------------------------------- checks

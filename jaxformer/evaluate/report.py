@@ -23,6 +23,7 @@ def evaluate(path: str | Path, overrides: tuple[str, ...] | list[str] = ()) -> d
     """Metrics of the run in a directory on the held-out data of its config; also written to evaluation.json."""
     run = load(path)
     run.config = apply_overrides(run.config, overrides)
+    run.config.check_data()
     if run.config.data.heldout is None:
         raise UserError('data.heldout is none: set it, such as data.heldout=\'{"kind":"text","paths":[...]}\'')
     check_batch(run.config, jax.device_count())

@@ -40,12 +40,14 @@ class Attention(nn.Module):
     kernel_init: Init
     output_scale: float
     runtime: Runtime
+    query_scale: float = 1.0
 
     def setup(self) -> None:
         cfg, dtype, D = self.config, self.runtime.dtype, self.embed_dim
         heads, kv_heads = ("embed", "heads", "head_dim"), ("embed", "kv_heads", "head_dim")
         kv_shape = (D, cfg.kv_heads, cfg.head_dim)
-        self.q = Linear((D, cfg.num_heads, cfg.head_dim), heads, self.kernel_init, bias=cfg.bias, dtype=dtype)
+        q_shape, q_scale = (D, cfg.num_heads, cfg.head_dim), self.query_scale
+        self.q = Linear(q_shape, heads, self.kernel_init, init_scale=q_scale, bias=cfg.bias, dtype=dtype)
         self.k = Linear(kv_shape, kv_heads, self.kernel_init, bias=cfg.bias, dtype=dtype)
         self.v = Linear(kv_shape, kv_heads, self.kernel_init, bias=cfg.bias, dtype=dtype)
         self.out = Linear(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 from flax import linen as nn
 
-from jaxformer.config import BlockConfig, InitConfig
+from jaxformer.config import AttentionConfig, BlockConfig, InitConfig
 from jaxformer.layers.attention import Attention, Cache, KeysValues
 from jaxformer.layers.mlp import Mlp
 from jaxformer.layers.moe import Moe
@@ -59,18 +59,21 @@ class Block(nn.Module):
     def setup(self) -> None:
         cfg = self.config
         shared = (self.embed_dim, self.init_config.kernel, self.output_scale, self.runtime)
-        self.attention = Attention(cfg.attention, *shared)
+        self.attention = Attention(cfg.attention, *shared, self._query_scale(cfg.attention))
         self.mlp = (Moe if cfg.mlp.kind == "moe" else Mlp)(cfg.mlp, *shared)
         self.mlp_norm = Norm(cfg.norm)
         if cfg.attention_norm:
             self.attention_norm = Norm(cfg.norm)
         if cfg.cross_attention is not None:
-            self.cross_attention = Attention(cfg.cross_attention, *shared)
+            self.cross_attention = Attention(cfg.cross_attention, *shared, self._query_scale(cfg.cross_attention))
             self.cross_attention_norm = Norm(cfg.norm)
         if cfg.placement == "sandwich":
             self.attention_post_norm, self.mlp_post_norm = Norm(cfg.norm), Norm(cfg.norm)
             if cfg.cross_attention is not None:
                 self.cross_attention_post_norm = Norm(cfg.norm)
+
+    def _query_scale(self, attention: AttentionConfig) -> float:
+        return attention.head_dim**-0.5 if self.init_config.scaled_queries else 1.0
 
     def cross_keys_values(self, source_BSD: jax.Array) -> KeysValues:
         return self.cross_attention.keys_values(source_BSD)

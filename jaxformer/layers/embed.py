@@ -84,7 +84,7 @@ class Transform(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         cfg, shape = self.config, (self.embed_dim, self.embed_dim)
-        dense = Linear(shape, ("embed", None), self.kernel_init, bias=cfg.bias, dtype=self.dtype, name="dense")
+        dense = Linear(shape, ("embed", "mlp"), self.kernel_init, bias=cfg.bias, dtype=self.dtype, name="dense")
         x = ACTIVATIONS[cfg.activation](dense("...D,DE->...E", x))
         return x if cfg.norm is None else Norm(cfg.norm, name="norm")(x)
 

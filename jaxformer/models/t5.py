@@ -3,7 +3,6 @@
 v1.1 is described in github.com/google-research/text-to-text-transfer-transformer, released_checkpoints.md.
 
 Deviation: T5 also drops activations inside the MLPs and after the last norm of each stack.
-Deviation: T5 draws query projections smaller by sqrt(head_dim), as its logits are not scaled.
 """
 
 from jaxformer.config import (
@@ -71,7 +70,7 @@ def t5(
         head=HeadConfig(tied=tied, scale=head_scale),
         context_length=context_length,
         special=special,
-        init=InitConfig(kernel=FanInInit(scale=1.0), embedding=NormalInit(stddev=1.0)),
+        init=InitConfig(kernel=FanInInit(scale=1.0), embedding=NormalInit(stddev=1.0), scaled_queries=True),
     )
 
 

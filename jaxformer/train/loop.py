@@ -38,6 +38,7 @@ def train(config: RunConfig, console: Console | None = None) -> Run:
     console = console or Console()
 
     # ------------------------------------------------------------ checks
+    config.check_data()
     check_batch(config, jax.device_count())
     resumes = check_workdir(config)
 

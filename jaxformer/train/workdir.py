@@ -56,6 +56,7 @@ def write_run_files(config: RunConfig, tokenizer: Tokenizer) -> Path:
 
 def prepare_run(config: RunConfig) -> str:
     """Tokenise and pack the data of a run into its directory; training then reads it from there."""
+    config.check_data()
     resumes = check_workdir(config)
     tokenizer = load_tokenizer(config.workdir) if resumes else make_tokenizer(config, open_source(config.data.train))
     with tempfile.TemporaryDirectory(dir=_existing_parent(Path(config.workdir))) as partial:
