@@ -80,5 +80,11 @@ def _apply(run: Run, tokens: Any, method: str) -> jax.Array:
 def _divergence(ours: np.ndarray, theirs: np.ndarray, sample: Sample) -> float | None:
     if theirs.shape[-1] != VOCAB:
         return None
-    p, q = (jax.nn.log_softmax(x.astype(np.float64)) for x in (theirs, ours))
+    p, q = (_log_softmax(x.astype(np.float64)) for x in (theirs, ours))
     return max(0.0, float((np.exp(p) * (p - q)).sum(axis=-1).mean()))
+
+
+def _log_softmax(x: np.ndarray) -> np.ndarray:
+    """In float64, which jax would round."""
+    x = x - x.max(axis=-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))

@@ -31,7 +31,7 @@ class Sample:
         model = getattr(transformers, self.architecture)(config).eval()
         with torch.no_grad():
             for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-                if tensor.is_floating_point() and tensor.ndim and not _constant(name):
+                if tensor.requires_grad or name == "final_logits_bias":  # the rest are constants
                     tensor.add_(_spread(name, tensor) * torch.randn(tensor.shape))
         return model
 
@@ -40,11 +40,6 @@ class Sample:
         model = self.make(seed)
         model.save_pretrained(directory)
         return model
-
-
-def _constant(name: str) -> bool:
-    """Tables that follow from the config."""
-    return "inv_freq" in name or ("embed_positions" in name and "sinus" in name)
 
 
 def _spread(name: str, tensor: Any) -> float:

@@ -6,7 +6,9 @@ from jaxformer.config import AttentionConfig, BlockConfig, MemorySource, MlpConf
 from jaxformer.errors import UserError
 
 DECODER, ENCODER = "model.decoder.pattern.0", "model.encoder.pattern.0"
+SEEING = '{"attention": {"num_heads": 2, "head_dim": 4}, "mlp": {"kind": "mlp", "dim": 8}}'
 PLAIN = '{"num_heads": 4, "head_dim": 4}'
+UNBOUNDED = ("model.embedding.position.kind=sinusoidal", "model.embedding.position.max_length=none")
 WSD = ("optim.schedule.kind=wsd", "optim.schedule.warmup_steps=40", "optim.schedule.decay_steps=70")
 
 DECODER_ONLY = {
@@ -20,11 +22,39 @@ DECODER_ONLY = {
     ),
     "a decoder that sees the future": (
         [f"{DECODER}.attention.causal=false"],
-        ["decoder.pattern.0.attention.causal=false", "set true"],
+        ["model: decoder block 0", "attention.causal=false", "set true"],
     ),
     "cross-attention without an encoder": (
         [f"{DECODER}.cross_attention={PLAIN}"],
-        ["decoder.pattern.0.cross_attention is set", "encoder is none", "both", "neither"],
+        ["model: decoder block 0", "cross_attention is set", "encoder is none", "both", "neither"],
+    ),
+    "an odd number of rotated channels": (
+        [f"{DECODER}.attention.position.kind=rope", f"{DECODER}.attention.position.fraction=0.75"],
+        ["model.decoder.pattern.0.attention", "head_dim=4", "position.fraction=0.75", "rotates 3 channels", "even"],
+    ),
+    "a first layer that sees the future": (
+        [f"model.decoder.first=[{SEEING}]"],
+        ["model: decoder block 0", "attention.causal=false", "set true"],
+    ),
+    "no norm before attention of a post-norm block": (
+        [f"{DECODER}.attention_norm=false", f"{DECODER}.placement=post"],
+        ["model.decoder.pattern.0", "attention_norm=false", "placement=pre", "not post"],
+    ),
+    "more experts a token than there are": (
+        [f'{DECODER}.mlp={{"kind": "moe", "num_experts": 2, "top_k": 3, "dim": 8}}'],
+        ["model.decoder.pattern.0.mlp", "top_k=3", "num_experts=2", "lower top_k"],
+    ),
+    "a relative bias for different numbers of heads": (
+        ["model.decoder.relative_bias={}", f"model.decoder.first=[{SEEING}]"],
+        ["model.decoder", "relative_bias", "same num_heads"],
+    ),
+    "a pooler on a decoder": (
+        ['model.pooler={"transform": {"activation": "tanh"}}'],
+        ["pooler", "encoder-only", "none"],
+    ),
+    "a special id outside the vocabulary": (
+        ["model.special.eos=[2, 300]"],
+        ["special.eos=300", "vocabulary of 300"],
     ),
     "pattern longer than the stack": (
         ["model.decoder.num_layers=0"],
@@ -79,25 +109,25 @@ DECODER_ONLY = {
 }
 
 ENCODER_DECODER = {
-    "a window that looks both ways": (
-        [f"{ENCODER}.attention.window=4"],
-        ["model.encoder.pattern.0.attention", "window=4", "causal=true"],
-    ),
     "an encoder nobody attends to": (
         [f"{DECODER}.cross_attention=none"],
-        ["decoder.pattern.0.cross_attention is none", "encoder is set", "both", "neither"],
+        ["model: decoder block 0", "cross_attention is none", "encoder is set", "both", "neither"],
     ),
     "no encoder to attend to": (
         ["model.encoder=none"],
-        ["decoder.pattern.0.cross_attention is set", "encoder is none", "both", "neither"],
+        ["model: decoder block 0", "cross_attention is set", "encoder is none", "both", "neither"],
     ),
     "cross-attention in the encoder": (
         [f"{ENCODER}.cross_attention={PLAIN}"],
-        ["encoder.pattern has cross_attention", "only a decoder"],
+        ["model: encoder has cross_attention", "only a decoder"],
     ),
     "causal cross-attention": (
         [f"{DECODER}.cross_attention.causal=true"],
         ["model.decoder.pattern.0", "cross_attention", "causal=false"],
+    ),
+    "cross-attention in a window": (
+        [f"{DECODER}.cross_attention.window=4"],
+        ["model.decoder.pattern.0", "cross_attention", "window=none"],
     ),
     "rotary cross-attention": (
         [f"{DECODER}.cross_attention.position.kind=rope"],
@@ -129,7 +159,12 @@ def test_a_pattern_longer_than_its_stack(run):
     _says(
         run,
         [f"model.decoder.pattern=[{block}, {block}, {block}]"],
-        ["model.decoder", "pattern has 3 blocks", "num_layers=2", "raise num_layers or shorten the pattern"],
+        ["model.decoder", "0 + 3 blocks", "num_layers=2", "raise num_layers or shorten the pattern"],
+    )
+    _says(
+        run,
+        [f"model.decoder.first=[{block}, {block}]"],
+        ["model.decoder", "2 + 1 blocks", "num_layers=2", "raise num_layers or shorten the pattern"],
     )
 
 
@@ -145,11 +180,20 @@ def test_a_pattern_longer_than_its_stack(run):
         ["optim.schedule.kind=inverse_sqrt", "optim.schedule.warmup_steps=400", "train.steps=10"],
         ["mesh.data=2", "mesh.fsdp=-1"],
         ["model.vocab_size=259"],
-        ["model.embedding.position.kind=sinusoidal", "data.length=100000"],
+        [*UNBOUNDED, "data.length=100000"],
+        [f"{DECODER}.attention.position.kind=alibi"],
+        [f"{DECODER}.attention.position.kind=rope", f"{DECODER}.attention.position.fraction=0.5"],
+        [f"{DECODER}.attention_norm=false"],
+        ["model.special.eos=[2, 299]"],
     ],
 )
 def test_the_edge_of_what_is_allowed(run, overrides):
     assert isinstance(apply_overrides(run, overrides), RunConfig)
+
+
+def test_an_encoder_may_have_windows(pair_run):
+    changed = apply_overrides(pair_run, [f"{ENCODER}.attention.window=4"])
+    assert changed.model.encoder.pattern[0].attention.window == 4
 
 
 def test_an_empty_source_is_refused():
@@ -165,11 +209,37 @@ def test_checks_hold_in_python_too():
         BlockConfig(attention=attention, cross_attention=attention, mlp=MlpConfig(dim=4))
 
 
-def test_layers_of_each_place_of_a_pattern(run):
-    block = run.model.decoder.pattern[0].model_dump_json()
-    five = ["model.decoder.num_layers=5", f"model.decoder.pattern=[{block}, {block}]"]
-    stack = apply_overrides(run, five).model.decoder
-    assert [stack.layers_at(0), stack.layers_at(1)] == [3, 2]
+def test_places_of_a_pattern(run):
+    """Five layers of a pattern of two: the remainder takes its head."""
+    stack = apply_overrides(run, ["model.decoder.num_layers=5", f"model.decoder.pattern={_blocks(run, 8, 12)}"])
+    stack = stack.model.decoder
+    assert stack.sizes == {"blocks_0": 3, "blocks_1": 2}
+    assert stack.places == (("blocks_0", 0), ("blocks_1", 0), ("blocks_0", 1), ("blocks_1", 1), ("blocks_0", 2))
+    assert [stack.block(layer).mlp.dim for layer in range(5)] == [8, 12, 8, 12, 8]
+
+
+def test_places_behind_first_layers(run):
+    """Layers that stand once, then the pattern from its start."""
+    changes = [f"model.decoder.first={_blocks(run, 4, 5)}", f"model.decoder.pattern={_blocks(run, 8, 12)}"]
+    stack = apply_overrides(run, ["model.decoder.num_layers=5", *changes]).model.decoder
+    assert stack.sizes == {"first_0": 1, "first_1": 1, "blocks_0": 2, "blocks_1": 1}
+    assert stack.places == (("first_0", 0), ("first_1", 0), ("blocks_0", 0), ("blocks_1", 0), ("blocks_0", 1))
+    assert [stack.block(layer).mlp.dim for layer in range(5)] == [4, 5, 8, 12, 8]
+    assert [block.mlp.dim for block in stack.blocks] == [4, 5, 8, 12]
+
+
+def test_the_shortest_of_two_limits_holds(run):
+    shorter, longer = (apply_overrides(run, [f"model.context_length={n}"]).model for n in (20, 40))
+    assert (run.model.max_length, shorter.max_length, longer.max_length) == (32, 20, 32)
+    unbounded = apply_overrides(run, UNBOUNDED).model
+    assert unbounded.max_length is None
+
+
+def _blocks(run: RunConfig, *mlp_dims: int) -> str:
+    """Blocks of these widths, as an override spells them."""
+    block = run.model.decoder.pattern[0]
+    different = (block.model_copy(update={"mlp": block.mlp.model_copy(update={"dim": dim})}) for dim in mlp_dims)
+    return f"[{', '.join(block.model_dump_json() for block in different)}]"
 
 
 def _says(config: RunConfig, overrides: list[str], words: list[str]) -> None:

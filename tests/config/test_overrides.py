@@ -12,6 +12,7 @@ from jaxformer.config import (
     Learned,
     MemorySource,
     ModelConfig,
+    NormConfig,
     Rope,
     RunConfig,
     Sgd,
@@ -71,8 +72,16 @@ def test_none_empties_an_optional_field(run, word):
 
 
 def test_a_field_below_an_empty_node_creates_it(run):
-    changed = apply_overrides(run, [f"{BLOCK}.attention.position.theta=500000"])
+    changed = apply_overrides(run, [f"{BLOCK}.attention.qk_norm.eps=0.25"])
+    assert changed.model.decoder.pattern[0].attention.qk_norm == NormConfig(eps=0.25)
+
+
+def test_an_empty_node_of_several_kinds_is_told_its_kind_first(run):
+    kind, theta = f"{BLOCK}.attention.position.kind=rope", f"{BLOCK}.attention.position.theta=500000"
+    changed = apply_overrides(run, [kind, theta])
     assert changed.model.decoder.pattern[0].attention.position == Rope(theta=500_000.0)
+    with pytest.raises(UserError, match=r"no field 'theta'; there are: .*attention\.position\.kind"):
+        apply_overrides(run, [theta])
 
 
 def test_kind_of_a_plain_field_keeps_its_siblings(run):

@@ -216,6 +216,8 @@ sys.addaudithook(_audit)  # for the life of the process, and silent unless a tes
 
 
 def _run_of(model) -> RunConfig:
+    if model.shape == "encoder-only":
+        return RunConfig(model=model)
     data = {"train": MemorySource(documents=("a",)), "length": 8}
     if model.shape == "encoder-decoder":
         data = {"train": MemorySource(pairs=(("a", "b"),)), "length": 8, "objective": Seq2Seq(input_length=8)}
