@@ -89,6 +89,10 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="default: as imported, or float32")
     sub.add_argument("--model-type", metavar="NAME", help="such as llama; default: as imported, or whichever fits")
 
+    sub = command("zoo", _zoo, "print the families, their published sizes and their parity with transformers")
+    sub.add_argument("--markdown", action="store_true", help="as a Markdown table, the one in the README")
+    sub.add_argument("--measure", action="store_true", help="measure everything anew first; needs the test extra")
+
     sub = command("bench", _bench, "measure training or input speed on this machine")
     sub.add_argument("what", choices=("train", "data"))
     sub.add_argument(
@@ -172,6 +176,16 @@ def _export(args: argparse.Namespace) -> None:
     from jaxformer.exchange import export_run
 
     print(export_run(args.path, args.target, step=args.step, dtype=args.dtype, model_type=args.model_type))
+
+
+def _zoo(args: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from jaxformer.zoo import table
+
+    if args.measure:
+        table.measure(Console(stderr=True))
+    print(table.markdown()) if args.markdown else table.show(Console())
 
 
 def _bench(args: argparse.Namespace) -> None:

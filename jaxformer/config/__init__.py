@@ -69,6 +69,7 @@ from jaxformer.config.optim import (
 )
 from jaxformer.config.overrides import apply_overrides as apply_overrides
 from jaxformer.config.run import (
+    OBJECTIVE_SHAPES as OBJECTIVE_SHAPES,
     CheckpointConfig as CheckpointConfig,
     EvaluateConfig as EvaluateConfig,
     MeshConfig as MeshConfig,

@@ -10,6 +10,8 @@ from jaxformer.config.model import ModelConfig
 from jaxformer.config.optim import InverseSqrt, OptimConfig, WarmupStableDecay
 from jaxformer.errors import UserError
 
+OBJECTIVE_SHAPES = {"causal": "decoder-only", "seq2seq": "encoder-decoder"}
+"""What each objective trains."""
 AxisSize = Annotated[int, Field(ge=-1)]
 
 
@@ -136,7 +138,7 @@ def _limit_name(model: ModelConfig) -> str:
 
 
 def _check_shape(cfg: RunConfig) -> None:
-    wanted = {"causal": "decoder-only", "seq2seq": "encoder-decoder"}[cfg.data.objective.kind]
+    wanted = OBJECTIVE_SHAPES[cfg.data.objective.kind]
     if cfg.model.shape != wanted:
         raise ValueError(
             f"data.objective.kind={cfg.data.objective.kind} trains a {wanted} model but model is {cfg.model.shape}: "

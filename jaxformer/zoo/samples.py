@@ -26,6 +26,7 @@ class Sample:
         import torch
         import transformers
 
+        transformers.logging.disable_progress_bar()
         config = getattr(transformers, self.config)(**self.fields)
         torch.manual_seed(seed)
         model = getattr(transformers, self.architecture)(config).eval()
