@@ -12,8 +12,12 @@ from jaxformer.data.sets import PackedSet as PackedSet, Sets as Sets, build_set 
 from jaxformer.data.sources import Documents as Documents, open_source as open_source
 from jaxformer.data.tokenizer import (
     Bytes as Bytes,
+    HuggingFace as HuggingFace,
     SentencePiece as SentencePiece,
     Tokenizer as Tokenizer,
+    check_vocabulary as check_vocabulary,
+    huggingface_files as huggingface_files,
+    load_huggingface as load_huggingface,
     load_sentencepiece as load_sentencepiece,
     load_tokenizer as load_tokenizer,
     make_tokenizer as make_tokenizer,

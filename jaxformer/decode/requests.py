@@ -74,13 +74,21 @@ def forward(
     inputs: Int[Array, "B S"] | None = None,
     mask: Int[Array, "B T"] | None = None,
     inputs_mask: Int[Array, "B S"] | None = None,
+    types: Int[Array, "B T"] | None = None,
 ) -> Float[Array, "B T V"]:
-    """Logits of every position, for an encoder-only model hidden states [B, T, D]. Masks are 1 on real tokens."""
+    """Logits of every position, for an encoder-only model hidden states [B, T, D]. Masks are 1 on real tokens.
+
+    Args:
+      types: of the tokens, for models that tell first and second texts apart; none is all 0.
+    """
     shape = run.config.model.shape
     if (inputs is not None) != (shape == "encoder-decoder"):
         raise UserError(f"forward: a model that is {shape} {'needs' if inputs is None else 'takes no'} inputs")
     target = tokens_from_ids(jnp.asarray(tokens), None if mask is None else jnp.asarray(mask))
     _check_context(run, target.ids, "tokens")
+    if types is not None:
+        _check_types(run, target.ids, np.asarray(types))
+        target = target._replace(types=jnp.asarray(types))
     if inputs is None:
         return _forward(run.model, run.params, target, None)
     source = tokens_from_ids(jnp.asarray(inputs), None if inputs_mask is None else jnp.asarray(inputs_mask))
@@ -249,6 +257,17 @@ def _check_context(run: Run, rows: Sequence[Sequence[int]] | Array, what: str, n
         f"{what} of {longest} tokens{more} exceed the model's context of {limit} tokens: "
         + (f"shorten the {what} or set max_new_tokens to at most {max(limit - longest, 0)}" if new else "shorten it")
     )
+
+
+def _check_types(run: Run, ids: Array, types: np.ndarray) -> None:
+    num_types = run.config.model.embedding.num_types
+    if not num_types:
+        raise UserError("forward: this model has no types of tokens: leave types out")
+    if types.shape != ids.shape:
+        raise UserError(f"forward: types have shape {types.shape} but tokens {ids.shape}: give one type per token")
+    bad = types[(types < 0) | (types >= num_types)]
+    if bad.size:
+        raise UserError(f"forward: types hold {bad[0]}, but this model has {num_types}: use 0 to {num_types - 1}")
 
 
 def _check_ids(run: Run, rows: list[list[int]]) -> None:

@@ -1,0 +1,24 @@
+"""Tokenizers: text to ids and back.
+
+Three kinds: SentencePiece (arXiv:1808.06226), plain bytes, and the `tokenizer.json` of a Hugging Face directory.
+`export` turns the first two into the third.
+"""
+
+from jaxformer.data.tokenizer.base import Tokenizer as Tokenizer
+from jaxformer.data.tokenizer.bytes import Bytes as Bytes
+from jaxformer.data.tokenizer.export import huggingface_files as huggingface_files
+from jaxformer.data.tokenizer.huggingface import HuggingFace as HuggingFace, load_huggingface as load_huggingface
+from jaxformer.data.tokenizer.loading import (
+    check_vocabulary as check_vocabulary,
+    find_tokenizer as find_tokenizer,
+    load_tokenizer as load_tokenizer,
+    make_tokenizer as make_tokenizer,
+)
+from jaxformer.data.tokenizer.sentencepiece import (
+    SentencePiece as SentencePiece,
+    load_sentencepiece as load_sentencepiece,
+)
+from jaxformer.data.tokenizer.training import (
+    train_sentencepiece as train_sentencepiece,
+    train_tokenizer_file as train_tokenizer_file,
+)

@@ -1,0 +1,172 @@
+"""The tokenizers of Hugging Face directories: `tokenizer.json`, and the files beside it that name special tokens.
+
+Ids and texts are those of `transformers.AutoTokenizer` (version 5). Two of its rules are worth knowing:
+`add_bos_token` and `add_eos_token` of `tokenizer_config.json` have no say, the post-processor in `tokenizer.json`
+has; and a special token that is named but has no id yet gets the next one.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken
+
+from jaxformer.data.tokenizer.base import Tokenizer
+from jaxformer.errors import UserError
+
+TOKENIZER_FILE = "tokenizer.json"
+SETTINGS_FILE = "tokenizer_config.json"
+SPECIAL_TOKENS_FILE = "special_tokens_map.json"
+SIDE_FILES = (SETTINGS_FILE, SPECIAL_TOKENS_FILE, "chat_template.jinja")
+
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+# What the model classes of transformers take where no file names a token: older directories rely on it.
+USUAL_TOKENS = {
+    "bos": ("<s>", "<bos>", "[CLS]", "<|begin_of_text|>", "<|endoftext|>"),
+    "eos": ("</s>", "<eos>", "[SEP]", "<|end_of_text|>", "<|endoftext|>"),
+    "pad": ("<pad>", "[PAD]"),
+}
+# In this order, as clean_up_tokenization of transformers does.
+CLEAN_UP = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
+
+
+class HuggingFace(Tokenizer):
+    """A `tokenizer.json`.
+
+    Special ids are those the files beside it name. Without eos, sep takes its place, and without bos cls (BERT);
+    without either, the usual names are looked for among the special tokens (GPT-2 names none). Without pad, eos
+    takes its place; without bos, pad does, as T5 starts decoding with it (arXiv:1910.10683).
+
+    Args:
+        files: contents by name; `tokenizer.json` and those of `SIDE_FILES` that there are.
+    """
+
+    def __init__(self, files: Mapping[str, bytes]):
+        self._files = {name: files[name] for name in (*SIDE_FILES, TOKENIZER_FILE) if name in files}
+        self._settings = _settings(self._files)
+        self._backend = _backend(self._files[TOKENIZER_FILE], self._settings)
+        self.vocab_size = max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
+        eos_id = self._special_id("eos", "sep")
+        if eos_id is None:
+            raise UserError(f"no eos token, which ends every document: name one as eos_token in {SETTINGS_FILE}")
+        self.eos_id = eos_id
+        self.pad_id = _first(self._special_id("pad"), self.eos_id)
+        self.bos_id = _first(self._special_id("bos", "cls"), self.pad_id)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return self._encoded(texts, add_special_tokens=False)
+
+    def encode_prompt(self, texts: Sequence[str]) -> list[list[int]]:
+        """What a decoder continues: the text and what the post-processor of `tokenizer.json` puts around it."""
+        return self._encoded(texts, add_special_tokens=True)
+
+    def encode_source(self, texts: Sequence[str]) -> list[list[int]]:
+        """What an encoder reads: the text and what the post-processor of `tokenizer.json` puts around it."""
+        return self._encoded(texts, add_special_tokens=True)
+
+    def files(self) -> dict[str, bytes]:
+        return dict(self._files)
+
+    def __reduce__(self) -> tuple[type, tuple[dict[str, bytes]]]:
+        return HuggingFace, (self._files,)  # the library's own pickle forgets `encode_special_tokens`
+
+    def _encoded(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        return [row.ids for row in self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)]
+
+    def _text(self, ids: list[int]) -> str:
+        text = self._backend.decode(ids, skip_special_tokens=True)
+        return _cleaned_up(text) if self._cleans_up else text
+
+    @property
+    def _cleans_up(self) -> bool:
+        """Whether spaces before punctuation go. Never for BPE, which keeps spaces as they were, unless insisted on."""
+        if isinstance(self._backend.model, tokenizers.models.BPE):
+            insists = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
+            return bool(self._settings.get("clean_up_tokenization_spaces") and self._settings.get(insists))
+        return bool(self._settings.get("clean_up_tokenization_spaces"))
+
+    def _special_id(self, role: str, substitute: str | None = None) -> int | None:
+        named = (self._settings.get(f"{name}_token") for name in (role, substitute))
+        special = {token.content for token in self._backend.get_added_tokens_decoder().values() if token.special}
+        usual = (token for token in USUAL_TOKENS[role] if token in special)
+        token = next((token for token in (*named, *usual) if token), None)
+        return None if token is None else self._backend.token_to_id(_content(token))
+
+
+def load_huggingface(path: str | Path) -> HuggingFace:
+    """A `tokenizer.json`, or the one in a directory, with the files beside it."""
+    path = Path(path)
+    path = path / TOKENIZER_FILE if path.is_dir() else path
+    side = {name: path.with_name(name) for name in SIDE_FILES}
+    try:
+        files = {name: file.read_bytes() for name, file in side.items() if file.is_file()}
+        return HuggingFace(files | {TOKENIZER_FILE: path.read_bytes()})
+    except OSError as error:
+        raise UserError(f"tokenizer '{path}' cannot be read ({error.strerror}): correct the path") from None
+    except UserError as error:
+        raise UserError(f"tokenizer '{path}': {error}") from None
+
+
+# ---------------------------------------------------------------- the files
+def _settings(files: Mapping[str, bytes]) -> dict[str, Any]:
+    """What the side files say."""
+    settings = _json_object(files, SETTINGS_FILE)
+    # As transformers does: settings that list their added tokens are newer than the map, older ones yield to it.
+    return settings if "added_tokens_decoder" in settings else settings | _json_object(files, SPECIAL_TOKENS_FILE)
+
+
+def _json_object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
+    try:
+        value = json.loads(files.get(name, b"{}"))
+    except ValueError as error:
+        raise UserError(f"{name} is not valid JSON ({error}): fetch or save it again") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{name} holds no JSON object: fetch or save it again")
+    return value
+
+
+def _backend(content: bytes, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    try:
+        backend = tokenizers.Tokenizer.from_buffer(content)
+    except ValueError as error:
+        raise UserError(f"not a tokenizer of the tokenizers library ({error}): name a {TOKENIZER_FILE}") from None
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = bool(settings.get("split_special_tokens"))
+    backend.add_tokens(list(_added_tokens(backend, settings)))
+    return backend
+
+
+def _added_tokens(backend: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> Iterator[AddedToken]:
+    """Tokens the settings name, in the order in which new ones get their ids."""
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    listed = settings.get("added_tokens_decoder", {})
+    for id in sorted(listed, key=int):
+        known.add(listed[id]["content"])
+        yield AddedToken(**listed[id])
+    more = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
+    more = more.values() if isinstance(more, Mapping) else more
+    for token in (*(settings.get(name) for name in NAMED_TOKENS), *more):
+        if token and _content(token) not in known:
+            known.add(_content(token))
+            yield AddedToken(token, special=True) if isinstance(token, str) else _special_token(token)
+
+
+def _special_token(fields: Mapping[str, Any]) -> AddedToken:
+    return AddedToken(**{name: value for name, value in fields.items() if name != "__type"} | {"special": True})
+
+
+def _content(token: str | Mapping[str, Any]) -> str:
+    return token if isinstance(token, str) else token["content"]
+
+
+def _cleaned_up(text: str) -> str:
+    for spaced in CLEAN_UP:
+        text = text.replace(spaced, spaced.strip())
+    return text
+
+
+def _first(*ids: int | None) -> int:
+    return next(i for i in ids if i is not None)

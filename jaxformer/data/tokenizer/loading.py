@@ -1,0 +1,77 @@
+"""Which tokenizer a config asks for or a directory holds."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from jaxformer.config import RunConfig
+from jaxformer.data.tokenizer.base import Tokenizer
+from jaxformer.data.tokenizer.bytes import BYTES_FILE, Bytes
+from jaxformer.data.tokenizer.huggingface import TOKENIZER_FILE, load_huggingface
+from jaxformer.data.tokenizer.sentencepiece import SENTENCEPIECE_FILE, SentencePiece, load_sentencepiece
+from jaxformer.data.tokenizer.training import train_sentencepiece
+from jaxformer.errors import UserError
+
+
+def make_tokenizer(cfg: RunConfig, documents: Sequence[dict[str, str]]) -> Tokenizer:
+    """The tokenizer a config asks for: loaded, or trained on the documents."""
+    tokenizer = MAKERS[cfg.data.tokenizer.kind](cfg, documents)
+    check_vocabulary(tokenizer, cfg.model.vocab_size, "model.vocab_size")
+    return tokenizer
+
+
+def load_tokenizer(directory: str | Path) -> Tokenizer:
+    """The tokenizer in a run directory or a Hugging Face directory; executes no code."""
+    directory = Path(directory)
+    for name, load in LOADERS.items():
+        if (directory / name).is_file():
+            return load(directory / name)
+    raise UserError(f"'{directory}' has no tokenizer: none of {', '.join(LOADERS)} is there{_hint(directory)}")
+
+
+def find_tokenizer(directory: str | Path) -> Tokenizer | None:
+    """The same where a directory need not have one."""
+    return load_tokenizer(directory) if any((Path(directory) / name).is_file() for name in LOADERS) else None
+
+
+def check_vocabulary(tokenizer: Tokenizer, vocab_size: int, where: str) -> None:
+    """Raise if the tokenizer has ids the model has no row for; rows without an id are padding.
+
+    Args:
+        where: the name of the setting that holds the model's `vocab_size`.
+    """
+    if tokenizer.vocab_size > vocab_size:
+        raise UserError(
+            f"{where}={vocab_size} is less than the tokenizer's {tokenizer.vocab_size} ids: "
+            f"set {where}={tokenizer.vocab_size} or more, or use the tokenizer the model was made for"
+        )
+
+
+def _make_sentencepiece(cfg: RunConfig, documents: Sequence[dict[str, str]]) -> SentencePiece:
+    if cfg.data.tokenizer.path is not None:
+        return load_sentencepiece(cfg.data.tokenizer.path)
+    texts = [text for example in documents for text in example.values()]
+    return train_sentencepiece(texts, cfg.model.vocab_size, cfg.data.tokenizer)
+
+
+MAKERS: dict[str, Callable[[RunConfig, Sequence[dict[str, str]]], Tokenizer]] = {
+    "sentencepiece": _make_sentencepiece,
+    "bytes": lambda cfg, documents: Bytes(),
+    "huggingface": lambda cfg, documents: load_huggingface(cfg.data.tokenizer.path),
+}
+# In order of preference. Where `tokenizer.json` stands beside a SentencePiece model, only it has the tokens added
+# later and the special ids around a text.
+LOADERS: dict[str, Callable[[Path], Tokenizer]] = {
+    TOKENIZER_FILE: load_huggingface,
+    SENTENCEPIECE_FILE: load_sentencepiece,
+    "spiece.model": load_sentencepiece,  # T5's name for it
+    BYTES_FILE: lambda path: Bytes(),
+}
+# Files of tokenizers that a model's ids cannot be told from alone: their pieces are numbered elsewhere.
+UNREADABLE = ("sentencepiece.bpe.model", "source.spm", "vocab.json", "vocab.txt")
+
+
+def _hint(directory: Path) -> str:
+    found = next((name for name in UNREADABLE if (directory / name).is_file()), None)
+    if found is None:
+        return ""
+    return f"; {found} alone does not make one: save the tokenizer with transformers, which writes {TOKENIZER_FILE}"

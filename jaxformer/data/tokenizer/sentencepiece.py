@@ -1,0 +1,56 @@
+"""SentencePiece models (arXiv:1808.06226), trained here or elsewhere; `training` makes them.
+
+A model trained here keeps text exactly, white space included, with one exception of the library: U+2581, its mark
+for a space, comes back as a space.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import sentencepiece
+
+from jaxformer.data.tokenizer.base import Tokenizer
+from jaxformer.errors import UserError
+
+SENTENCEPIECE_FILE = "tokenizer.model"
+
+
+class SentencePiece(Tokenizer):
+    """A SentencePiece model, trained here or elsewhere.
+
+    Models from elsewhere may lack special ids. Without pad, unk takes its place (Llama 2); without bos, pad does,
+    as T5 starts decoding with it (arXiv:1910.10683)."""
+
+    def __init__(self, model: bytes):
+        self._processor = sentencepiece.SentencePieceProcessor()
+        self._processor.LoadFromSerializedProto(model)  # the constructor takes an empty model for none at all
+        self._model = model
+        self.vocab_size = self._processor.vocab_size()
+        self.pad_id = _first_defined(self._processor.pad_id(), self._processor.unk_id())
+        self.bos_id = _first_defined(self._processor.bos_id(), self.pad_id)
+        self.eos_id = self._processor.eos_id()
+        if self.eos_id < 0:
+            raise UserError("the SentencePiece model has no eos id, which ends every document: train it with one")
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return self._processor.encode(list(texts))
+
+    def _text(self, ids: list[int]) -> str:
+        return self._processor.decode(ids)
+
+    def files(self) -> dict[str, bytes]:
+        return {SENTENCEPIECE_FILE: self._model}
+
+
+def load_sentencepiece(path: str | Path) -> SentencePiece:
+    """A SentencePiece `.model` file."""
+    try:
+        return SentencePiece(Path(path).read_bytes())
+    except OSError as error:
+        raise UserError(f"tokenizer '{path}' cannot be read ({error.strerror}): correct the path") from None
+    except RuntimeError:
+        raise UserError(f"tokenizer '{path}' is not a SentencePiece model: name a .model file") from None
+
+
+def _first_defined(*ids: int) -> int:
+    return next(i for i in ids if i >= 0)

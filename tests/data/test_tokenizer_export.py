@@ -1,0 +1,183 @@
+"""Our tokenizers as Hugging Face files: the ids of SentencePiece, in our hands and in transformers'."""
+
+import argparse
+import io
+import json
+import os
+from pathlib import Path
+
+import pytest
+import sentencepiece
+from hypothesis import given, strategies as st
+from sentencepiece.sentencepiece_model_pb2 import ModelProto
+
+from jaxformer.config import SentencePieceTokenizer
+from jaxformer.data import (
+    Bytes,
+    HuggingFace,
+    SentencePiece,
+    Tokenizer,
+    huggingface_files,
+    load_sentencepiece,
+    train_sentencepiece,
+)
+from jaxformer.errors import UserError
+
+LIBRARY = Path(argparse.__file__).parent
+SOURCE = (LIBRARY / "argparse.py").read_text(encoding="utf-8")
+AWKWARD = [
+    "def f(x):\n\tif  x:\r\n        return 1234567 \n\n\n   # é 漢字 \x00 <s></s><pad><unk><0x41>\n\u2028 ",
+    *(" " * n + "x" + "=" * n for n in range(70)),
+    *("ab" * n + "a" + "-" * n for n in range(40)),
+    "😀😃 👩‍👩‍👧 naïve Ünï ①②Ⅳ ﬁ \u2581\u2581 \xa0\u3000 3.14159 0x1F 1,000",
+    "",
+    "\n",
+    " \n \t\t\n  ",
+]
+ALPHABET = st.one_of(
+    st.sampled_from(
+        [" ", "  ", "\n", "\t", "▁", "def ", "return", "self.", "----", "00", "<s>", "</s>", "<unk>", "<0x41>"]
+    ),
+    st.characters(exclude_categories=("Cs",)),
+)
+
+
+def _made(algorithm: str, byte_fallback: bool, text: str) -> SentencePiece:
+    cfg = SentencePieceTokenizer(algorithm=algorithm, byte_fallback=byte_fallback)
+    return train_sentencepiece([text], 600, cfg)
+
+
+# The last is trained on text without the letters of "<s>": they are no pieces.
+TRAINED = {
+    "bpe": _made("bpe", True, SOURCE),
+    "unigram": _made("unigram", True, SOURCE),
+    "bpe without bytes": _made("bpe", False, SOURCE),
+    "unigram without bytes": _made("unigram", False, SOURCE),
+    "unigram without names": _made("unigram", False, SOURCE.translate({ord(c): " " for c in "<>/spadunk0x"})),
+}
+ALL: dict[str, Tokenizer] = TRAINED | {"bytes": Bytes()}
+CONVERTED = {name: HuggingFace(huggingface_files(tokenizer, "decoder-only")) for name, tokenizer in ALL.items()}
+
+
+# ---------------------------------------------------------------- the same ids
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("file", ["argparse.py", "json/encoder.py", "_pydecimal.py", "html/entities.py"])
+def test_documents_and_their_lines(name, file):
+    text = (LIBRARY / file).read_text(encoding="utf-8")
+    texts = [text, *text.split("\n"), *AWKWARD]
+    assert CONVERTED[name].encode_batch(texts) == ALL[name].encode_batch(texts)
+
+
+@given(pieces=st.lists(ALPHABET, max_size=30))
+def test_any_text(pieces):
+    text = "".join(pieces)
+    for name, tokenizer in ALL.items():
+        ids = tokenizer.encode(text)
+        assert CONVERTED[name].encode(text) == ids
+        if name in ("bpe", "unigram", "bytes"):  # without bytes to fall back on, unknown pieces are lost
+            assert CONVERTED[name].decode(ids) == tokenizer.decode(ids)
+
+
+@given(ids=st.lists(st.integers(0, 258), max_size=20))
+def test_any_bytes(ids):
+    assert CONVERTED["bytes"].decode(ids) == Bytes().decode(ids)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_same_special_ids(name):
+    ours, converted = ALL[name], CONVERTED[name]
+    for field in ("pad_id", "bos_id", "eos_id", "vocab_size"):
+        assert getattr(converted, field) == getattr(ours, field)
+
+
+# ---------------------------------------------------------------- in transformers
+@pytest.mark.parametrize("name", ["bpe", "unigram", "bytes"])
+@pytest.mark.parametrize(
+    ("shape", "model_type"),
+    [
+        ("decoder-only", "gpt2"),
+        ("decoder-only", "llama"),
+        ("encoder-decoder", "t5"),
+        ("encoder-decoder", "bart"),
+        ("encoder-only", "bert"),
+    ],
+)
+def test_transformers_loads_it(tmp_path, name, shape, model_type):
+    from transformers import AutoTokenizer
+
+    for file, content in huggingface_files(ALL[name], shape).items():
+        (tmp_path / file).write_bytes(content)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    theirs, ours = AutoTokenizer.from_pretrained(tmp_path), ALL[name]
+    expected = (ours.encode_prompt if shape == "decoder-only" else ours.encode_source)(AWKWARD)
+    assert theirs(AWKWARD)["input_ids"] == expected
+    assert [theirs.decode(ids, skip_special_tokens=True) for ids in expected] == [ours.decode(ids) for ids in expected]
+    assert (theirs.pad_token_id, theirs.bos_token_id, theirs.eos_token_id) == (0, 1, 2)
+
+
+def test_hugging_face_files_stay_as_they_are():
+    files = huggingface_files(TRAINED["bpe"], "encoder-decoder")
+    assert huggingface_files(HuggingFace(files), "decoder-only") == files
+
+
+# ---------------------------------------------------------------- models from elsewhere
+@pytest.mark.parametrize("algorithm", ["unigram", "bpe"])
+def test_other_white_space_rules(algorithm):
+    tokenizer = SentencePiece(_model(model_type=algorithm))  # SentencePiece's defaults: NFKC, single spaces, a prefix
+    converted = HuggingFace(huggingface_files(tokenizer, "encoder-decoder"))
+    texts = [*SOURCE.split("\n")[:200], "  a  b ", "ﬁ Ⅳ\xa0x"]
+    assert converted.encode_batch(texts) == tokenizer.encode_batch(texts)
+
+
+@pytest.mark.parametrize(
+    ("options", "obstacle"),
+    [
+        ({"model_type": "char"}, "it is neither unigram nor bpe"),
+        ({"treat_whitespace_as_suffix": True}, "it marks spaces in another way"),
+        ({"user_defined_symbols": ["@@"]}, "user-defined symbols together with add_dummy_prefix"),
+    ],
+)
+def test_what_cannot_be_said(options, obstacle):
+    tokenizer = SentencePiece(_model(**options))
+    with pytest.raises(UserError, match=f"has no equal in tokenizer.json: {obstacle}.*; export without the tokenizer"):
+        huggingface_files(tokenizer, "decoder-only")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "edit", "obstacle"),
+    [
+        ("bpe", {"score": -1.0}, r"the bpe pieces \['.*'\] have the same score"),
+        ("unigram", {"piece": "\u1234\u1235"}, "'\u1234' is part of pieces but no piece itself"),
+        ("unigram", {"type": ModelProto.SentencePiece.UNUSED}, "it has unused pieces"),
+    ],
+)
+def test_edited_models_that_cannot_be_said(algorithm, edit, obstacle):
+    proto = ModelProto.FromString(_model(model_type=algorithm))
+    for field, value in edit.items():
+        setattr(
+            next(piece for piece in proto.pieces if piece.type == piece.NORMAL and len(piece.piece) > 1), field, value
+        )
+    with pytest.raises(UserError, match=obstacle):
+        huggingface_files(SentencePiece(proto.SerializeToString()), "decoder-only")
+
+
+def _model(**options) -> bytes:
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(SOURCE.split("\n")), model_writer=model, vocab_size=100, minloglevel=2, **options
+    )
+    return model.getvalue()
+
+
+@pytest.mark.skipif("JAXFORMER_DATA" not in os.environ, reason="JAXFORMER_DATA names no data directory")
+@pytest.mark.parametrize("name", ["llama2_tokenizer.model", "t5-base.spiece.model"])
+def test_real_models(name):
+    tokenizer = load_sentencepiece(os.path.join(os.environ["JAXFORMER_DATA"], "tokenizers", name))
+    converted = HuggingFace(huggingface_files(tokenizer, "decoder-only"))
+    assert (converted.pad_id, converted.bos_id, converted.eos_id) == (
+        tokenizer.pad_id,
+        tokenizer.bos_id,
+        tokenizer.eos_id,
+    )
+    texts = [SOURCE, *SOURCE.split("\n"), "Grüße, <s>naïve</s> 東京  — “quotes”"]
+    assert converted.encode_batch(texts) == tokenizer.encode_batch(texts)
