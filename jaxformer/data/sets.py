@@ -105,7 +105,11 @@ def _encoded(
     """Every example with the ids of its fields."""
     for start in range(0, len(documents), CHUNK):
         examples = [documents[i] for i in range(start, min(start + CHUNK, len(documents)))]
-        ids = {field: tokenizer.encode_batch([example[field] for example in examples]) for field in fields}
+        encoders = {"inputs": tokenizer.encode_inputs}
+        ids = {
+            field: encoders.get(field, tokenizer.encode_batch)([example[field] for example in examples])
+            for field in fields
+        }
         for i, example in enumerate(examples):
             yield example, {field: ids[field][i] for field in fields}
 

@@ -134,10 +134,8 @@ def _exchange(row: Row) -> str:
 
 
 def _count(parameters: int) -> str:
-    for unit, name in ((1e9, "B"), (1e6, "M")):
-        if parameters >= unit:
-            return f"{parameters / unit:.3g}{name}"
-    return str(parameters)
+    unit, name = (1e9, "B") if parameters >= 0.9995e9 else (1e6, "M")  # 999.9M would round to 1e+03M
+    return f"{parameters / unit:.3g}{name}"
 
 
 def _caption() -> str:

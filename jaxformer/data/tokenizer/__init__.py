@@ -1,7 +1,7 @@
 """Tokenizers: text to ids and back.
 
-Three kinds: SentencePiece (arXiv:1808.06226), plain bytes, and the `tokenizer.json` of a Hugging Face directory.
-`export` turns the first two into the third.
+SentencePiece (arXiv:1808.06226), plain bytes, the `tokenizer.json` of a Hugging Face directory, and the two models of a
+translation directory. `export` turns the first two into the third.
 """
 
 from jaxformer.data.tokenizer.base import Tokenizer as Tokenizer
@@ -22,3 +22,4 @@ from jaxformer.data.tokenizer.training import (
     train_sentencepiece as train_sentencepiece,
     train_tokenizer_file as train_tokenizer_file,
 )
+from jaxformer.data.tokenizer.translation import Translation as Translation

@@ -28,13 +28,17 @@ class Tokenizer(ABC):
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of many texts, on all cores where that helps."""
 
+    def encode_inputs(self, texts: Sequence[str]) -> list[list[int]]:
+        """The same for what an encoder reads, where its language has rules of its own."""
+        return self.encode_batch(texts)
+
     def encode_prompt(self, texts: Sequence[str]) -> list[list[int]]:
         """What a decoder continues: bos and the text."""
         return [[self.bos_id, *ids] for ids in self.encode_batch(texts)]
 
     def encode_source(self, texts: Sequence[str]) -> list[list[int]]:
         """What an encoder reads: the text and eos."""
-        return [[*ids, self.eos_id] for ids in self.encode_batch(texts)]
+        return [[*ids, self.eos_id] for ids in self.encode_inputs(texts)]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids; pad, bos and eos are dropped."""

@@ -20,6 +20,7 @@ from jaxformer.data.tokenizer.base import Tokenizer
 from jaxformer.data.tokenizer.bytes import Bytes
 from jaxformer.data.tokenizer.huggingface import SETTINGS_FILE, TOKENIZER_FILE, HuggingFace
 from jaxformer.data.tokenizer.sentencepiece import SENTENCEPIECE_FILE, SentencePiece
+from jaxformer.data.tokenizer.translation import Translation
 from jaxformer.errors import UserError
 
 Shape = Literal["encoder-decoder", "decoder-only", "encoder-only"]
@@ -33,7 +34,7 @@ def huggingface_files(tokenizer: Tokenizer, shape: Shape) -> dict[str, bytes]:
     """Names and contents of the files; a text gets bos in front for a decoder, eos at its end for an encoder.
 
     A tokenizer that came from Hugging Face keeps its files as they were."""
-    if isinstance(tokenizer, HuggingFace):
+    if isinstance(tokenizer, HuggingFace | Translation):
         return tokenizer.files()
     backend = CONVERTERS[type(tokenizer)](tokenizer)
     roles = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}

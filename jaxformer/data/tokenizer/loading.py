@@ -9,6 +9,7 @@ from jaxformer.data.tokenizer.bytes import BYTES_FILE, Bytes
 from jaxformer.data.tokenizer.huggingface import TOKENIZER_FILE, load_huggingface
 from jaxformer.data.tokenizer.sentencepiece import SENTENCEPIECE_FILE, SentencePiece, load_sentencepiece
 from jaxformer.data.tokenizer.training import train_sentencepiece
+from jaxformer.data.tokenizer.translation import SOURCE_FILE, load_translation
 from jaxformer.errors import UserError
 
 
@@ -64,10 +65,11 @@ LOADERS: dict[str, Callable[[Path], Tokenizer]] = {
     TOKENIZER_FILE: load_huggingface,
     SENTENCEPIECE_FILE: load_sentencepiece,
     "spiece.model": load_sentencepiece,  # T5's name for it
+    SOURCE_FILE: load_translation,
     BYTES_FILE: lambda path: Bytes(),
 }
 # Files of tokenizers that a model's ids cannot be told from alone: their pieces are numbered elsewhere.
-UNREADABLE = ("sentencepiece.bpe.model", "source.spm", "vocab.json", "vocab.txt")
+UNREADABLE = ("sentencepiece.bpe.model", "vocab.json", "vocab.txt")
 
 
 def _hint(directory: Path) -> str:

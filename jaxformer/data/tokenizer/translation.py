@@ -1,0 +1,90 @@
+"""Two SentencePiece models, one per language, over one numbered vocabulary: the tokenizers of OPUS-MT directories.
+
+Ids are those of transformers' MarianTokenizer where sacremoses is not installed: with it, punctuation is normalised
+first. A text for several target languages begins with its code, such as `>>deu<<`.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import sentencepiece
+
+from jaxformer.data.tokenizer.base import Tokenizer
+from jaxformer.errors import UserError
+
+SOURCE_FILE, TARGET_FILE, VOCABULARY_FILE = "source.spm", "target.spm", "vocab.json"
+SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json")
+EOS, UNKNOWN, PAD = "</s>", "<unk>", "<pad>"
+CODE = re.compile(r">>.*?<<")
+
+
+class Translation(Tokenizer):
+    """`encode` reads a text of the target language, `encode_inputs` and `encode_source` one of the source language.
+
+    Args:
+        files: contents by name: the two models, the vocabulary, and those of `SIDE_FILES` that there are.
+    """
+
+    def __init__(self, files: Mapping[str, bytes]):
+        self._files = dict(files)
+        self._source, self._target = (_model(files[name], name) for name in (SOURCE_FILE, TARGET_FILE))
+        self._ids = _vocabulary(files[VOCABULARY_FILE])
+        self._pieces = {id: piece for piece, id in self._ids.items()}
+        self.vocab_size = max(self._pieces) + 1
+        self.eos_id, self.pad_id = self._ids[EOS], self._ids[PAD]
+        self.bos_id = self.pad_id  # which starts the decoder
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return self._encoded(self._target, texts)
+
+    def encode_inputs(self, texts: Sequence[str]) -> list[list[int]]:
+        return self._encoded(self._source, texts)
+
+    def _encoded(self, model: sentencepiece.SentencePieceProcessor, texts: Sequence[str]) -> list[list[int]]:
+        unknown, rows = self._ids[UNKNOWN], []
+        for text in texts:
+            code = CODE.match(text)
+            pieces = [] if code is None else [code[0]]
+            pieces += model.encode(text[code.end() :] if code else text, out_type=str)
+            rows.append([self._ids.get(piece, unknown) for piece in pieces])
+        return rows
+
+    def _text(self, ids: list[int]) -> str:
+        pieces = [self._pieces.get(id, UNKNOWN) for id in ids if id != self._ids[UNKNOWN]]
+        return self._target.decode_pieces(pieces).replace("\u2581", " ").strip()
+
+    def files(self) -> dict[str, bytes]:
+        last = {SOURCE_FILE: self._files[SOURCE_FILE]}
+        return {name: content for name, content in self._files.items() if name != SOURCE_FILE} | last
+
+
+def load_translation(path: str | Path) -> Translation:
+    """The tokenizer beside a `source.spm` file."""
+    directory = Path(path).parent
+    missing = [name for name in (TARGET_FILE, VOCABULARY_FILE) if not (directory / name).is_file()]
+    if missing:
+        raise UserError(f"'{directory}' has {SOURCE_FILE} but not {missing[0]}: fetch it as well")
+    names = (SOURCE_FILE, TARGET_FILE, VOCABULARY_FILE, *SIDE_FILES)
+    return Translation({n: (directory / n).read_bytes() for n in names if (directory / n).is_file()})
+
+
+def _model(content: bytes, name: str) -> sentencepiece.SentencePieceProcessor:
+    model = sentencepiece.SentencePieceProcessor()
+    try:
+        model.LoadFromSerializedProto(content)
+    except RuntimeError:
+        raise UserError(f"{name} is not a SentencePiece model: fetch it again") from None
+    return model
+
+
+def _vocabulary(content: bytes) -> dict[str, int]:
+    try:
+        ids = {str(piece): int(id) for piece, id in json.loads(content).items()}
+    except (ValueError, AttributeError, TypeError):
+        raise UserError(f"{VOCABULARY_FILE} is not a table of pieces and ids: fetch it again") from None
+    missing = [piece for piece in (EOS, UNKNOWN, PAD) if piece not in ids]
+    if missing:
+        raise UserError(f"{VOCABULARY_FILE} has no '{missing[0]}': it does not belong to {SOURCE_FILE}")
+    return ids
