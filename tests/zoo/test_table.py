@@ -25,8 +25,8 @@ def test_the_readme_shows_it():
 def test_every_preset_and_every_sample_is_in_one_row():
     presets = Counter(name for row in table.ROWS for name in table.presets_of(row))
     samples = Counter(name for row in table.ROWS for name in row.samples)
-    assert presets == Counter(PRESETS)
-    assert samples == Counter(SAMPLES)
+    assert presets == Counter(list(PRESETS))
+    assert samples == Counter(list(SAMPLES))
 
 
 def test_every_family_and_every_format_has_a_row():
