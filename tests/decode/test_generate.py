@@ -94,7 +94,7 @@ def test_rows_stop_at_their_own_eos(decoder_run):
     logits_BV = logits_BV.at[0, 2].set(1e9).at[1, 2].set(-1e9)
     output, rows = continue_rows(
         decoder_run.model, decoder_run.decode_params, rows, logits_BV, prompt,
-        max_new_tokens=6, sampling=Sampling(), eos_id=2, vocab_size=259,
+        max_new_tokens=6, sampling=Sampling(), eos_ids=(2,), vocab_size=259,
     )  # fmt: skip
     assert output[0].tolist() == [2] * 6
     assert output[1, 0] != 2
@@ -160,7 +160,7 @@ def test_the_loop_updates_its_cache_in_place(decoder_run):
     rows, logits_BV = prefill(decoder_run.model, decoder_run.decode_params, prompt, capacity=48)
     lowered = continue_rows.lower(
         decoder_run.model, decoder_run.decode_params, rows, logits_BV, prompt,
-        max_new_tokens=32, sampling=Sampling(), eos_id=2, vocab_size=259,
+        max_new_tokens=32, sampling=Sampling(), eos_ids=(2,), vocab_size=259,
     )  # fmt: skip
     compiled = lowered.compile()
     cache = rows.caches[0].attention.k_BSKH
