@@ -16,11 +16,13 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Top to bottom. A module may import from lines below its own, and from its own package.
 ORDER = [
     {"cli"},
-    {"bench", "show"},
+    {"bench", "show", "zoo"},
+    {"exchange"},
     {"train"},
     {"evaluate"},
     {"decode"},
     {"run"},
+    {"convert"},
     {"checkpoint"},
     {"data"},
     {"models"},
@@ -32,7 +34,12 @@ ORDER = [
     {"errors"},
 ]
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
-FAMILY_NAMES = set(FAMILIES) | {"bart", "bert", "gemma", "gpt", "marian", "mistral", "mixtral", "qwen", "roberta", "t5"}
+# Of the zoo and its neighbours; a number behind a name is still that name.
+FAMILY_NAMES = set(FAMILIES) | {
+    "albert", "bart", "bert", "bloom", "deberta", "deepseek", "distilbert", "electra", "falcon", "gemma", "gpt", "gptj",
+    "llama", "marian", "mbart", "minilm", "mistral", "mixtral", "modernbert", "mt5", "neox", "olmo", "opt", "pegasus",
+    "phi", "pythia", "qwen", "roberta", "smollm", "stablelm", "t5", "vaswani",
+}  # fmt: skip
 
 
 def names(paths) -> list[str]:

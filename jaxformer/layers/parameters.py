@@ -1,5 +1,7 @@
 """Parameters of a model: their shapes and logical axes without allocating anything, and their first values."""
 
+from functools import lru_cache
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -14,6 +16,7 @@ def init_params(config: ModelConfig, key: jax.Array) -> Params:
     return nn.meta.unbox(_boxed(config, key))
 
 
+@lru_cache(maxsize=64)  # tracing a model takes seconds, and every command asks for this several times
 def abstract_params(config: ModelConfig) -> tuple[PyTree, PyTree]:
     """Trees of `ShapeDtypeStruct`s and of logical axes (tuples of names); takes no memory."""
     boxed = jax.eval_shape(lambda: _boxed(config, jax.random.key(0)))

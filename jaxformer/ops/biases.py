@@ -63,7 +63,8 @@ def buckets(distance: Int[Array, "*dims"], num_buckets: int, max_distance: int, 
         first = jnp.where(distance > 0, num_buckets, 0)
     steps = jnp.maximum(-distance, 0) if causal else jnp.abs(distance)
     exact = num_buckets // 2
-    # At least 1, so that the logarithm of distances with a bucket of their own is defined, if unused.
-    ratio = jnp.log(jnp.maximum(steps, 1).astype(jnp.float32) / exact) / math.log(max_distance / exact)
-    wide = jnp.minimum(exact + (ratio * (num_buckets - exact)).astype(jnp.int32), num_buckets - 1)
+    shared = num_buckets - exact
+    # Whole numbers: a logarithm at run time rounds one way compiled, another op by op, and moves distances on an edge.
+    edges = (math.ceil(exact * (max_distance / exact) ** (i / shared) - 1e-6) for i in range(1, shared))
+    wide = exact + sum((steps >= edge).astype(jnp.int32) for edge in edges)
     return first + jnp.where(steps < exact, steps, wide)

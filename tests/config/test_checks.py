@@ -68,7 +68,11 @@ DECODER_ONLY = {
     ),
     "rows longer than learned positions": (
         ["data.length=33"],
-        ["data.length=33", "model.embedding.position.max_length=32", "shorten", "raise"],
+        ["data.length=33", "the 32 of model.embedding.position.max_length", "shorten", "raise"],
+    ),
+    "rows longer than the context": (
+        ["model.context_length=12"],
+        ["data.length=16", "the 12 of model.context_length", "shorten", "raise"],
     ),
     "accumulation does not divide": (
         ["train.accumulate=3"],
@@ -139,7 +143,7 @@ ENCODER_DECODER = {
     ),
     "source rows longer than learned positions": (
         ['model.embedding.position={"kind": "learned", "max_length": 16}', "data.objective.input_length=17"],
-        ["data.objective.input_length=17", "max_length=16", "shorten", "raise"],
+        ["data.objective.input_length=17", "the 16 of model.embedding.position.max_length", "shorten", "raise"],
     ),
 }
 

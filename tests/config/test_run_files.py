@@ -90,7 +90,7 @@ def test_a_mistake_inside_config_names_file_field_and_value(tmp_path):
 
 def test_a_check_across_fields_inside_config(tmp_path):
     path = _written(tmp_path / "small_run.py", **GOOD | {"length": 9})
-    with pytest.raises(UserError, match=r"small_run\.py: data\.length=9 is longer than .*max_length=8"):
+    with pytest.raises(UserError, match=r"small_run\.py: data\.length=9 is longer than the 8 of .*max_length"):
         load_run_file(path)
 
 

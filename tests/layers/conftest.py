@@ -11,10 +11,12 @@ import pytest
 from jaxformer.config import (
     AttentionConfig,
     BlockConfig,
+    BucketBias,
     EmbeddingConfig,
     Learned,
     MlpConfig,
     ModelConfig,
+    MoeConfig,
     NormConfig,
     Rope,
     StackConfig,
@@ -39,6 +41,33 @@ def mixed() -> ModelConfig:
         embed_dim=16,
         embedding=EmbeddingConfig(dropout=0.1),
         decoder=StackConfig(num_layers=5, pattern=pattern, final_norm=rms),
+    )
+
+
+@pytest.fixture(scope="session")
+def sparse() -> ModelConfig:
+    """A layer that stands once, then experts in a window and a sandwich in turn: six layers that share a bias."""
+    rms = NormConfig(kind="rms")
+    full = AttentionConfig(num_heads=4, num_kv_heads=2, head_dim=4, causal=True, dropout=0.1)
+    near = full.model_copy(update={"window": 3, "qk_norm": rms, "position": Rope(fraction=0.5)})
+    experts = MoeConfig(num_experts=4, top_k=2, dim=12, load_balance=0.3, router_z=0.1)
+    offset = NormConfig(kind="rms", unit_offset=True)
+    capped = full.model_copy(update={"softcap": 2.0})
+    dense = MlpConfig(dim=24, gated=True)
+    return ModelConfig(
+        vocab_size=31,
+        embed_dim=16,
+        embedding=EmbeddingConfig(dropout=0.1),
+        decoder=StackConfig(
+            num_layers=6,
+            first=(BlockConfig(attention=full, mlp=dense, attention_norm=False, dropout=0.1),),
+            pattern=(
+                BlockConfig(attention=near, mlp=experts, norm=rms, dropout=0.1),
+                BlockConfig(attention=capped, mlp=dense, norm=offset, placement="sandwich", dropout=0.1),
+            ),
+            final_norm=rms,
+            relative_bias=BucketBias(num_buckets=8, max_distance=6),
+        ),
     )
 
 

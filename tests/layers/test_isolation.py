@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxformer.config import BucketBias, StackConfig
 from jaxformer.layers import Transformer
 from jaxformer.layers.block import Context
 from jaxformer.typing import Tokens, tokens_from_ids
@@ -45,13 +46,54 @@ def test_a_target_is_influenced_by_its_own_source(pair, params_of):
     def decoded(source):
         def run(module, x, source):
             segments = jnp.array(SOURCE_SEGMENTS)
-            encoded = module.encoder(source, Context(jnp.zeros_like(segments), segments))
-            return module.decoder(x, Context(jnp.zeros((1, T), int), jnp.array(SEGMENTS), encoded, segments))
+            encoded, _ = module.encoder(source, Context(jnp.zeros_like(segments), segments))
+            return module.decoder(x, Context(jnp.zeros((1, T), int), jnp.array(SEGMENTS), encoded, segments))[0]
 
         return Transformer(pair).apply({"params": params}, x, source, method=run)
 
     found = _nonzero_gradients(decoded, source)
     np.testing.assert_array_equal(found, SEGMENTS[0][:, None] == SOURCE_SEGMENTS[0])
+
+
+@pytest.mark.parametrize("segments", [np.ones_like(SEGMENTS), SEGMENTS], ids=["one document", "packed"])
+def test_experts_and_biases_open_no_other_way(sparse, params_of, segments):
+    """A shared bias, experts and windows behind a first layer that sees everything before it."""
+    found = _influence(sparse, params_of(sparse), "decoder", segments)
+    np.testing.assert_array_equal(found, _reach(sparse.decoder, segments[0]))
+    assert not found[np.triu_indices(T, 1)].any(), "the future"
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_a_window_both_ways_reaches_as_far_as_its_layers(reader, params_of, num_layers):
+    block = reader.encoder.pattern[0]
+    near = block.model_copy(update={"attention": block.attention.model_copy(update={"window": 3})})
+    bias = BucketBias(num_buckets=8, max_distance=6)
+    stack = StackConfig(num_layers=num_layers, pattern=(near,), relative_bias=bias)
+    config = reader.model_copy(update={"encoder": stack})
+    found = _influence(config, params_of(config), "encoder", SEGMENTS)
+    np.testing.assert_array_equal(found, _reach(stack, SEGMENTS[0]))
+    away = np.abs(np.arange(T)[:, None] - np.arange(T))
+    np.testing.assert_array_equal(found, (away <= 2 * num_layers) & (SEGMENTS[0][:, None] == SEGMENTS[0]))
+
+
+def test_rows_that_share_experts_do_not_mix(sparse, params_of):
+    """Tokens of all rows are sorted together: what comes back to a row must be its own."""
+    x = _normal((3, T, 16))
+    context = Context(jnp.broadcast_to(jnp.arange(T), (3, T)), jnp.ones((3, T), int))
+
+    def run(x):
+        return Transformer(sparse).apply(
+            {"params": params_of(sparse)}, x, method=lambda module, x: module.decoder(x, context)[0]
+        )
+
+    @jax.jit
+    def gradients(x):
+        out, pullback = jax.vjp(run, x)
+        weights = jnp.array(_normal(out.shape))
+        return jax.lax.map(lambda b: pullback(weights * jax.nn.one_hot(b, 3)[:, None, None])[0], jnp.arange(3))
+
+    found = np.asarray(jnp.abs(gradients(x)).sum(axis=(2, 3)) > 0)
+    np.testing.assert_array_equal(found, np.eye(3, dtype=bool))
 
 
 # ---------------------------------------------------------------- values
@@ -65,7 +107,7 @@ def test_other_documents_and_padding_change_nothing(mixed, forward):
         np.testing.assert_array_equal(np.asarray(before)[0, mine], np.asarray(after)[0, mine])
 
 
-@pytest.mark.parametrize("shape", ["mixed", "reader"])
+@pytest.mark.parametrize("shape", ["mixed", "sparse", "reader"])
 def test_a_packed_row_is_its_documents_alone(request, forward, shape):
     config = request.getfixturevalue(shape)
     ids = _ids(T, 0)
@@ -87,7 +129,7 @@ def test_packed_pairs_are_the_pairs_alone(pair, forward):
     np.testing.assert_allclose(packed[:, :8], jnp.concatenate(alone, axis=1), atol=1e-5)
 
 
-@pytest.mark.parametrize("shape", ["mixed", "reader"])
+@pytest.mark.parametrize("shape", ["mixed", "sparse", "reader"])
 def test_padding_on_either_side_changes_nothing(request, forward, shape):
     config = request.getfixturevalue(shape)
     ids = _ids(6, 0)
@@ -97,6 +139,14 @@ def test_padding_on_either_side_changes_nothing(request, forward, shape):
         padded = tokens_from_ids(jnp.pad(jnp.array(ids), width), jnp.pad(jnp.ones((1, 6), int), width))
         result = forward(config, padded)
         np.testing.assert_allclose(result[:, before : before + 6], alone, atol=1e-5)
+
+
+def test_rows_that_share_experts_are_the_rows_alone(sparse, forward):
+    ids = np.concatenate([_ids(T, seed) for seed in range(3)])
+    together = forward(sparse, tokens_from_ids(jnp.array(ids)))
+    for row in range(3):
+        one = slice(row, row + 1)
+        np.testing.assert_allclose(together[one], forward(sparse, tokens_from_ids(jnp.array(ids[one]))), atol=2e-5)
 
 
 def test_rows_of_a_batch_do_not_mix(pair, forward):
@@ -114,7 +164,7 @@ def _influence(config, params, stack, segments):
     positions = jnp.broadcast_to(jnp.arange(T), (1, T))
 
     def run(module, x):
-        return getattr(module, stack)(x, Context(positions, jnp.array(segments)))
+        return getattr(module, stack)(x, Context(positions, jnp.array(segments)))[0]
 
     return _nonzero_gradients(
         lambda x: Transformer(config).apply({"params": params}, x, method=run), _normal((1, T, 16))
@@ -126,7 +176,7 @@ def _nonzero_gradients(function, x):
     def gradients(x):
         out, pullback = jax.vjp(function, x)
         weights = jnp.array(_normal(out.shape))  # not ones: a norm's outputs sum to a constant
-        return jax.vmap(lambda t: pullback(weights * jax.nn.one_hot(t, T)[None, :, None])[0])(jnp.arange(T))
+        return jax.lax.map(lambda t: pullback(weights * jax.nn.one_hot(t, T)[None, :, None])[0], jnp.arange(T))
 
     return np.asarray(jnp.abs(gradients(x)[:, 0]).sum(-1) > 0)
 
@@ -136,8 +186,9 @@ def _reach(stack, segments):
     back = np.arange(T)[:, None] - np.arange(T)
 
     def one_layer(layer):
-        window = stack.pattern[layer % len(stack.pattern)].attention.window or T
-        return (back >= 0) & (back < window) & (segments[:, None] == segments)
+        attention = stack.block(layer).attention
+        seen = (np.abs(back) < (attention.window or T)) & (segments[:, None] == segments)
+        return seen & (back >= 0) if attention.causal else seen
 
     return reduce(lambda a, b: (a.astype(int) @ b.astype(int)) > 0, map(one_layer, range(stack.num_layers)))
 

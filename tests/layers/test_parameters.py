@@ -8,13 +8,18 @@ import pytest
 from jaxformer.config import (
     AttentionConfig,
     BlockConfig,
+    BucketBias,
     EmbeddingConfig,
     FanInInit,
     HeadConfig,
+    Learned,
     MlpConfig,
     ModelConfig,
+    MoeConfig,
     NormConfig,
+    PoolerConfig,
     StackConfig,
+    TransformConfig,
 )
 from jaxformer.layers import abstract_params, init_params, num_params
 from jaxformer.layers.initializers import initializer
@@ -54,6 +59,46 @@ def encoder_only() -> ModelConfig:
         embedding=EmbeddingConfig(norm=NormConfig()),
         encoder=StackConfig(num_layers=3, pattern=pattern, final_norm=rms),
         head=HeadConfig(tied=False, bias=True),
+    )
+
+
+def sparse_decoder() -> ModelConfig:
+    """A layer that stands once, experts, normalised queries and keys, a bias all layers share."""
+    rms = NormConfig(kind="rms")
+    attention = AttentionConfig(num_heads=2, num_kv_heads=1, head_dim=4, causal=True, qk_norm=rms)
+    first = BlockConfig(attention=attention, mlp=MlpConfig(dim=12), norm=rms, attention_norm=False)
+    experts = BlockConfig(attention=attention, mlp=MoeConfig(num_experts=5, top_k=2, dim=6), norm=rms)
+    stack = StackConfig(num_layers=3, first=(first,), pattern=(experts,), relative_bias=BucketBias(num_buckets=6))
+    return ModelConfig(vocab_size=11, embed_dim=8, decoder=stack)
+
+
+def classifier() -> ModelConfig:
+    """Types of tokens, a transformed head, a pooler with classes."""
+    block = BlockConfig(attention=AttentionConfig(num_heads=2, head_dim=4), mlp=MlpConfig(dim=12), placement="post")
+    dense = TransformConfig(activation="gelu", norm=NormConfig())
+    return ModelConfig(
+        vocab_size=11,
+        embed_dim=8,
+        embedding=EmbeddingConfig(position=Learned(max_length=5, offset=2), num_types=3),
+        encoder=StackConfig(num_layers=3, pattern=(block,)),
+        head=HeadConfig(bias=True, transform=dense),
+        pooler=PoolerConfig(transform=TransformConfig(activation="tanh"), num_classes=4),
+    )
+
+
+def two_sides() -> ModelConfig:
+    """An encoder-decoder with learned positions and norms of the embeddings, and a bias on either side."""
+    attention, mlp = AttentionConfig(num_heads=2, head_dim=4), MlpConfig(dim=12)
+    causal = attention.model_copy(update={"causal": True})
+    encoder = BlockConfig(attention=attention, mlp=mlp)
+    decoder = BlockConfig(attention=causal, cross_attention=attention, mlp=mlp, placement="sandwich")
+    bias = BucketBias(num_buckets=6)
+    return ModelConfig(
+        vocab_size=11,
+        embed_dim=8,
+        embedding=EmbeddingConfig(position=Learned(max_length=5), norm=NormConfig()),
+        encoder=StackConfig(num_layers=1, pattern=(encoder,), relative_bias=bias),
+        decoder=StackConfig(num_layers=1, pattern=(decoder,), relative_bias=bias),
     )
 
 
@@ -139,6 +184,98 @@ encoder/blocks_1/mlp_norm/scale 1x8 layers,norm
 encoder/final_norm/scale 8 norm
 head/bias 11 vocab
 head/output/kernel 8x11 embed,vocab
+""",
+    sparse_decoder: """
+decoder/blocks_0/attention/k/kernel 2x8x1x4 layers,embed,kv_heads,head_dim
+decoder/blocks_0/attention/k_norm/scale 2x4 layers,norm
+decoder/blocks_0/attention/out/kernel 2x2x4x8 layers,heads,head_dim,embed
+decoder/blocks_0/attention/q/kernel 2x8x2x4 layers,embed,heads,head_dim
+decoder/blocks_0/attention/q_norm/scale 2x4 layers,norm
+decoder/blocks_0/attention/v/kernel 2x8x1x4 layers,embed,kv_heads,head_dim
+decoder/blocks_0/attention_norm/scale 2x8 layers,norm
+decoder/blocks_0/mlp/down 2x5x6x8 layers,expert,mlp,embed
+decoder/blocks_0/mlp/gate 2x5x8x6 layers,expert,embed,mlp
+decoder/blocks_0/mlp/router/kernel 2x8x5 layers,embed,-
+decoder/blocks_0/mlp/up 2x5x8x6 layers,expert,embed,mlp
+decoder/blocks_0/mlp_norm/scale 2x8 layers,norm
+decoder/first_0/attention/k/kernel 1x8x1x4 layers,embed,kv_heads,head_dim
+decoder/first_0/attention/k_norm/scale 1x4 layers,norm
+decoder/first_0/attention/out/kernel 1x2x4x8 layers,heads,head_dim,embed
+decoder/first_0/attention/q/kernel 1x8x2x4 layers,embed,heads,head_dim
+decoder/first_0/attention/q_norm/scale 1x4 layers,norm
+decoder/first_0/attention/v/kernel 1x8x1x4 layers,embed,kv_heads,head_dim
+decoder/first_0/mlp/down/kernel 1x12x8 layers,mlp,embed
+decoder/first_0/mlp/up/kernel 1x8x12 layers,embed,mlp
+decoder/first_0/mlp_norm/scale 1x8 layers,norm
+decoder/relative_bias 6x2 -,heads
+embedding/tokens 11x8 vocab,embed
+""",
+    classifier: """
+embedding/positions 7x8 position,embed
+embedding/tokens 11x8 vocab,embed
+embedding/types 3x8 -,embed
+encoder/blocks_0/attention/k/kernel 3x8x2x4 layers,embed,kv_heads,head_dim
+encoder/blocks_0/attention/out/kernel 3x2x4x8 layers,heads,head_dim,embed
+encoder/blocks_0/attention/q/kernel 3x8x2x4 layers,embed,heads,head_dim
+encoder/blocks_0/attention/v/kernel 3x8x2x4 layers,embed,kv_heads,head_dim
+encoder/blocks_0/attention_norm/bias 3x8 layers,norm
+encoder/blocks_0/attention_norm/scale 3x8 layers,norm
+encoder/blocks_0/mlp/down/kernel 3x12x8 layers,mlp,embed
+encoder/blocks_0/mlp/up/kernel 3x8x12 layers,embed,mlp
+encoder/blocks_0/mlp_norm/bias 3x8 layers,norm
+encoder/blocks_0/mlp_norm/scale 3x8 layers,norm
+head/bias 11 vocab
+head/transform/dense/bias 8 mlp
+head/transform/dense/kernel 8x8 embed,mlp
+head/transform/norm/bias 8 norm
+head/transform/norm/scale 8 norm
+pooler/classes/bias 4 -
+pooler/classes/kernel 8x4 embed,-
+pooler/transform/dense/bias 8 mlp
+pooler/transform/dense/kernel 8x8 embed,mlp
+""",
+    two_sides: """
+decoder/blocks_0/attention/k/kernel 1x8x2x4 layers,embed,kv_heads,head_dim
+decoder/blocks_0/attention/out/kernel 1x2x4x8 layers,heads,head_dim,embed
+decoder/blocks_0/attention/q/kernel 1x8x2x4 layers,embed,heads,head_dim
+decoder/blocks_0/attention/v/kernel 1x8x2x4 layers,embed,kv_heads,head_dim
+decoder/blocks_0/attention_norm/bias 1x8 layers,norm
+decoder/blocks_0/attention_norm/scale 1x8 layers,norm
+decoder/blocks_0/attention_post_norm/bias 1x8 layers,norm
+decoder/blocks_0/attention_post_norm/scale 1x8 layers,norm
+decoder/blocks_0/cross_attention/k/kernel 1x8x2x4 layers,embed,kv_heads,head_dim
+decoder/blocks_0/cross_attention/out/kernel 1x2x4x8 layers,heads,head_dim,embed
+decoder/blocks_0/cross_attention/q/kernel 1x8x2x4 layers,embed,heads,head_dim
+decoder/blocks_0/cross_attention/v/kernel 1x8x2x4 layers,embed,kv_heads,head_dim
+decoder/blocks_0/cross_attention_norm/bias 1x8 layers,norm
+decoder/blocks_0/cross_attention_norm/scale 1x8 layers,norm
+decoder/blocks_0/cross_attention_post_norm/bias 1x8 layers,norm
+decoder/blocks_0/cross_attention_post_norm/scale 1x8 layers,norm
+decoder/blocks_0/mlp/down/kernel 1x12x8 layers,mlp,embed
+decoder/blocks_0/mlp/up/kernel 1x8x12 layers,embed,mlp
+decoder/blocks_0/mlp_norm/bias 1x8 layers,norm
+decoder/blocks_0/mlp_norm/scale 1x8 layers,norm
+decoder/blocks_0/mlp_post_norm/bias 1x8 layers,norm
+decoder/blocks_0/mlp_post_norm/scale 1x8 layers,norm
+decoder/relative_bias 6x2 -,heads
+embedding/norm/bias 8 norm
+embedding/norm/scale 8 norm
+embedding/positions 5x8 position,embed
+embedding/source_norm/bias 8 norm
+embedding/source_norm/scale 8 norm
+embedding/source_positions 5x8 position,embed
+embedding/tokens 11x8 vocab,embed
+encoder/blocks_0/attention/k/kernel 1x8x2x4 layers,embed,kv_heads,head_dim
+encoder/blocks_0/attention/out/kernel 1x2x4x8 layers,heads,head_dim,embed
+encoder/blocks_0/attention/q/kernel 1x8x2x4 layers,embed,heads,head_dim
+encoder/blocks_0/attention/v/kernel 1x8x2x4 layers,embed,kv_heads,head_dim
+encoder/blocks_0/attention_norm/bias 1x8 layers,norm
+encoder/blocks_0/attention_norm/scale 1x8 layers,norm
+encoder/blocks_0/mlp/down/kernel 1x12x8 layers,mlp,embed
+encoder/blocks_0/mlp/up/kernel 1x8x12 layers,embed,mlp
+encoder/blocks_0/mlp_norm/bias 1x8 layers,norm
+encoder/blocks_0/mlp_norm/scale 1x8 layers,norm
+encoder/relative_bias 6x2 -,heads
 """,
 }
 
@@ -273,6 +410,6 @@ def _table(config: ModelConfig) -> list[str]:
     shapes, axes = abstract_params(config)
 
     def line(path, leaf, names):
-        return f"{path_name(path)} {'x'.join(map(str, leaf.shape))} {','.join(names)}"
+        return f"{path_name(path)} {'x'.join(map(str, leaf.shape))} {','.join(name or '-' for name in names)}"
 
     return jax.tree.leaves(jax.tree_util.tree_map_with_path(line, shapes, axes))

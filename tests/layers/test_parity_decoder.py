@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxformer.config import Rope
 from jaxformer.layers import Transformer, abstract_params
 from jaxformer.models.gpt2 import gpt2
 from jaxformer.models.llama import llama
@@ -89,8 +90,9 @@ def _llama(tied: bool):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = llama(
-        num_layers=3, embed_dim=16, num_heads=4, num_kv_heads=2, mlp_dim=24, vocab_size=61, theta=5e3, tied=tied
-    )
+        num_layers=3, embed_dim=16, num_heads=4, num_kv_heads=2, mlp_dim=24, vocab_size=61, tied=tied,
+        rope=Rope(theta=5e3),
+    )  # fmt: skip
     theirs = LlamaConfig(
         num_hidden_layers=3, hidden_size=16, num_attention_heads=4, num_key_value_heads=2, intermediate_size=24,
         vocab_size=61, rms_norm_eps=1e-5, tie_word_embeddings=tied, attn_implementation="eager",

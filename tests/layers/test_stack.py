@@ -12,7 +12,7 @@ from jaxformer.layers.block import Block, Context
 from jaxformer.layers.norm import Norm
 from jaxformer.layers.stack import unstacked
 from jaxformer.ops.losses import cross_entropy
-from jaxformer.typing import Tokens, tokens_from_ids
+from jaxformer.typing import tokens_from_ids
 
 IDS = np.random.default_rng(0).integers(0, 31, size=(2, 6))
 TOKENS = tokens_from_ids(jnp.array(IDS))
@@ -82,7 +82,10 @@ def test_a_pattern_is_its_blocks_one_by_one(mixed, params_of):
         place, depth = layer % 2, layer // 2
         block = Block(stack.pattern[place], 16, mixed.init, 1.0, Runtime())
         own = jax.tree.map(lambda a, depth=depth: a[depth], params["decoder"][f"blocks_{place}"])
-        x, _ = jax.jit(block.apply)({"params": own}, x, Context(TOKENS.positions, TOKENS.segments))
+        result = jax.jit(block.apply)({"params": own}, x, Context(TOKENS.positions, TOKENS.segments))
+        assert result.cache is None
+        assert result.router_loss is None
+        x = result.x_BTD
     x = Norm(stack.final_norm).apply({"params": params["decoder"]["final_norm"]}, x)
     whole = _method(Transformer(mixed), "hidden")(params, TOKENS)
     np.testing.assert_allclose(whole, x, atol=1e-5)
@@ -138,7 +141,7 @@ def test_unstacked_holds_every_layer(mixed, params_of):
 def _extended(model, params, caches, source_segments=None):
     extend, pieces = _method(model, "extend"), []
     for start in (0, 3):
-        tokens = Tokens(*(part[:, start : start + 3] for part in TOKENS))
+        tokens = jax.tree.map(lambda part, start=start: part[:, start : start + 3], TOKENS)
         hidden, caches = extend(params, tokens, jnp.full((2,), start), caches, source_segments)
         pieces.append(hidden)
     return jnp.concatenate(pieces, axis=1)

@@ -23,7 +23,7 @@ def _sees(mask: Mask, b: int, t: int, s: int) -> bool:
     in_prefix = mask.prefix is not None and s < mask.prefix[b]
     if mask.causal and s > index and not in_prefix:
         return False
-    if mask.window is not None and index - s >= mask.window:
+    if mask.window is not None and abs(index - s) >= mask.window:
         return False
     if mask.q_segments is not None and mask.q_segments[b][t] != mask.kv_segments[b][s]:
         return False

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxformer.ops.attention import IMPLEMENTATIONS, attend
+from jaxformer.ops.biases import Bias, BucketedBias, SlopeBias
 from jaxformer.ops.masks import Mask
 
 SCALE = 0.31  # not the default of torch
@@ -37,9 +38,18 @@ CASES = {
     "window behind a cache": (4, 2, 3, 11, Mask(causal=True, window=4, q_offset=i32(2, 8))),
     "window and segments": (2, 2, 9, 9, Mask(causal=True, window=2, q_segments=SEGMENTS, kv_segments=SEGMENTS)),
     "prefix": (2, 2, 8, 8, Mask(causal=True, prefix=i32(3, 0), kv_lengths=i32(8, 6))),
+    "window both ways": (4, 2, 9, 9, Mask(window=3)),
+    "window of itself": (2, 1, 9, 9, Mask(window=1)),
+    "window both ways and segments": (2, 2, 9, 9, Mask(window=2, q_segments=SEGMENTS, kv_segments=SEGMENTS)),
+    "window both ways behind a cache": (4, 2, 3, 11, Mask(window=4, q_offset=i32(2, 8))),
+    "prefix in a window": (2, 2, 8, 8, Mask(causal=True, window=3, prefix=i32(5, 0))),
     "long": (2, 1, 531, 531, Mask(causal=True)),
     "long and packed": (2, 1, 531, 531, Mask(causal=True, q_segments=LONG, kv_segments=LONG)),
     "long window": (2, 1, 531, 531, Mask(causal=True, window=100)),
+    "long window both ways": (2, 1, 531, 531, Mask(window=100)),
+    "long and packed in a window both ways": (2, 1, 531, 531, Mask(window=70, q_segments=LONG, kv_segments=LONG)),
+    "more queries than keys in a window both ways": (2, 1, 200, 130, Mask(window=20)),
+    "more keys than queries in a window both ways": (2, 1, 130, 200, Mask(window=20)),
     "more queries than keys": (2, 1, 200, 130, Mask(causal=True)),
     "more queries than keys in a window": (2, 1, 200, 130, Mask(causal=True, window=20)),
     "long queries, short source": (2, 2, 531, 9, Mask(kv_lengths=i32(5))),
@@ -63,6 +73,76 @@ def test_outputs_and_gradients_are_those_of_torch(visible, impl, case):
     np.testing.assert_allclose(np.asarray(out)[judged], wanted[judged], atol=1e-5)
     for name, ours, theirs in zip("qkv", gradients, wanted_gradients, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5, err_msg=name)
+
+
+# ---------------------------------------------------------------- soft caps and biases
+TABLE = np.random.default_rng(1).normal(size=(16, 4)).astype(np.float32)
+BIASES = {
+    "none": None,
+    "slopes": SlopeBias(4),
+    "causal buckets": BucketedBias(TABLE, max_distance=90, causal=True),
+    "buckets": BucketedBias(TABLE, max_distance=90, causal=False),
+}
+PACKED = np.repeat([[1, 2, 0]], [70, 90, 13], axis=1)  # 173 tokens: three blocks, the last of them short
+# name: (key-value heads, T, S, mask, bias, soft cap)
+TERMS = {
+    "soft cap": (2, 173, 173, Mask(causal=True), "none", 0.8),
+    "soft cap, nothing masked": (4, 100, 150, Mask(), "none", 2.0),
+    "slopes": (4, 173, 173, Mask(causal=True), "slopes", None),
+    "slopes both ways": (2, 173, 173, Mask(), "slopes", None),
+    "slopes behind a cache": (2, 70, 150, Mask(causal=True, q_offset=i32(80, 3)), "slopes", None),
+    "buckets": (4, 173, 173, Mask(causal=True), "causal buckets", None),
+    "buckets both ways": (2, 173, 173, Mask(), "buckets", None),
+    "buckets behind a cache": (2, 70, 150, Mask(causal=True, q_offset=i32(80, 3)), "causal buckets", None),
+    "buckets, packed": (1, 173, 173, Mask(q_segments=PACKED, kv_segments=PACKED), "buckets", None),
+    "buckets in a window, capped": (2, 173, 173, Mask(causal=True, window=40), "causal buckets", 0.8),
+    "buckets in a window both ways": (2, 173, 173, Mask(window=40), "buckets", None),
+    "slopes in a window, packed, capped": (
+        1, 173, 173, Mask(window=40, q_segments=PACKED, kv_segments=PACKED), "slopes", 0.8
+    ),
+    "padded, with buckets, capped": (4, 100, 140, Mask(kv_lengths=i32(90, 140)), "buckets", 1.5),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("impl", "case"), list(itertools.product(sorted(IMPLEMENTATIONS), TERMS)))
+def test_soft_caps_and_biases_are_those_of_torch(visible, impl, case):
+    """Gradients of the table too; the bias is added after the cap, and what is masked stays masked."""
+    K, T, S, mask, name, softcap = TERMS[case]
+    q, k, v, mask, cotangent, seen = _inputs(visible, 4, K, T, S, mask)
+    bias = BIASES[name]
+
+    @jax.jit
+    def run(q, k, v, bias):
+        out, pullback = jax.vjp(
+            lambda q, k, v, b: attend(q, k, v, mask, scale=SCALE, bias=b, softcap=softcap, impl=impl), q, k, v, bias
+        )
+        return out, pullback(cotangent)
+
+    out, gradients = run(q, k, v, bias)
+    offsets = np.zeros(len(q), int) if mask.q_offset is None else mask.q_offset
+    wanted, wanted_gradients = _torch_terms(q, k, v, cotangent, seen, bias, offsets, softcap)
+    judged = seen.any(-1)
+    np.testing.assert_allclose(np.asarray(out)[judged], wanted[judged], atol=1e-5)
+    for leaf, ours, theirs in zip(("q", "k", "v", "table"), jax.tree.leaves(gradients), wanted_gradients, strict=False):
+        # The table's gradient sums over thousands of pairs.
+        np.testing.assert_allclose(ours, theirs, atol=1e-5, rtol=1e-4 if leaf == "table" else 1e-7, err_msg=leaf)
+    assert len(jax.tree.leaves(gradients)) == len(wanted_gradients) == (4 if "buckets" in name else 3)
+
+
+@pytest.mark.parametrize("impl", sorted(IMPLEMENTATIONS))
+def test_dropout_and_a_bias_have_one_gradient(impl):
+    """The table's gradient under dropout, against differences of the same draw."""
+    q, k, v, cotangent = _normal(4, (1, 70, 4, 8))
+    options = {"scale": SCALE, "softcap": 1.0, "dropout_rate": 0.5, "key": jax.random.key(3), "impl": impl}
+
+    @jax.jit
+    def value(table):
+        out = attend(q, k, v, Mask(causal=True), bias=BucketedBias(table, 90, causal=True), **options)
+        return (out * cotangent).sum()
+
+    gradient, way = jax.grad(value)(TABLE), np.random.default_rng(2).normal(size=TABLE.shape).astype(np.float32)
+    slope = (value(TABLE + 1e-2 * way) - value(TABLE - 1e-2 * way)) / 2e-2
+    assert float((gradient * way).sum()) == pytest.approx(float(slope), rel=5e-3)
 
 
 @pytest.mark.parametrize("impl", sorted(IMPLEMENTATIONS))
@@ -183,6 +263,44 @@ def _torch_attention(q, k, v, cotangent, seen):
     ).transpose(1, 2)
     out.backward(torch.tensor(cotangent))
     return out.detach().numpy(), [x.grad.numpy() for x in (q, k, v)]
+
+
+def _torch_terms(q, k, v, cotangent, seen, bias, offsets, softcap):
+    """The definition one step after the other: products, cap, bias, mask, softmax, values."""
+    import torch
+
+    q, k, v = (torch.tensor(x, requires_grad=True) for x in (q, k, v))
+    leaves, groups = [q, k, v], q.shape[2] // k.shape[2]
+    wide_k, wide_v = (x.repeat_interleave(groups, dim=2) for x in (k, v))
+    logits = torch.einsum("btnh,bsnh->bnts", q, wide_k) * SCALE
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    index = torch.arange(q.shape[1])[None] + torch.tensor(offsets)[:, None]
+    distance = torch.arange(k.shape[1]) - index[:, :, None]
+    if bias is not None:
+        added, table = _torch_bias(bias, distance)
+        logits, leaves = logits + added, leaves + table
+    seen = torch.tensor(seen | ~seen.any(-1, keepdims=True))[:, None]
+    p = torch.softmax(torch.where(seen, logits, -torch.inf), dim=-1)
+    out = torch.einsum("bnts,bsnh->btnh", p, wide_v)
+    out.backward(torch.tensor(cotangent))
+    return out.detach().numpy(), [x.grad.numpy() for x in leaves]
+
+
+def _torch_bias(bias: Bias, distance):
+    """The bias [B, N, T, S] of transformers, and its table if it has one."""
+    import torch
+    from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    if isinstance(bias, SlopeBias):
+        slopes = build_alibi_tensor(torch.ones(1, 2), bias.num_heads, torch.float32)[:, 0, 1]
+        return -slopes[:, None, None] * distance.abs()[:, None], []
+    table = torch.tensor(bias.table_RN, requires_grad=True)
+    bucket = T5Attention._relative_position_bucket(
+        distance, not bias.causal, num_buckets=len(table), max_distance=bias.max_distance
+    )
+    return table[bucket].permute(0, 3, 1, 2), [table]
 
 
 def _normal(count, shape):

@@ -57,6 +57,7 @@ TORCH_ACTIVATIONS = {
     "gelu": lambda functional, x: functional.gelu(x),
     "gelu_tanh": lambda functional, x: functional.gelu(x, approximate="tanh"),
     "silu": lambda functional, x: functional.silu(x),
+    "tanh": lambda functional, x: x.tanh(),
 }
 
 

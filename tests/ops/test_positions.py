@@ -1,10 +1,16 @@
-"""Position encodings against the formula, against transformers' rotary embedding, and their properties."""
+"""Position encodings against the formula, against transformers' embeddings, and their properties."""
+
+from typing import get_args
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.ops.positions import rope, sinusoidal
+from jaxformer.config import BandScaling, DynamicNtkScaling, LinearScaling, Rope, Sinusoidal, YarnScaling
+from jaxformer.config.model import RopeScaling
+from jaxformer.ops.positions import rope, rope_frequencies, sinusoidal
+
+# ---------------------------------------------------------------- sinusoids
 
 
 def test_sinusoids_are_the_paper_s_formula():
@@ -15,7 +21,28 @@ def test_sinusoids_are_the_paper_s_formula():
         for i in range(dim // 2):
             angle = position / 10_000 ** (2 * i / dim)
             wanted[b, t, 2 * i : 2 * i + 2] = np.sin(angle), np.cos(angle)
-    np.testing.assert_allclose(sinusoidal(jnp.array(positions), dim), wanted, atol=1e-4)
+    np.testing.assert_allclose(sinusoidal(jnp.array(positions), dim, Sinusoidal()), wanted, atol=1e-4)
+
+
+@pytest.mark.parametrize("offset", [0, 2])
+def test_halves_of_sinusoids_are_those_of_marian(offset):
+    from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
+
+    positions, dim = np.array([[0, 1, 2, 61], [7, 0, 0, 3]]), 10
+    table = MarianSinusoidalPositionalEmbedding(64, dim).create_weight().numpy()
+    spec = Sinusoidal(layout="halves", offset=offset)
+    np.testing.assert_allclose(sinusoidal(jnp.array(positions), dim, spec), table[positions + offset], atol=1e-5)
+
+
+def test_layouts_hold_the_same_numbers_and_an_offset_shifts_both():
+    positions, dim = np.array([[0, 1, 5, 30]]), 10
+    turns, halves = (sinusoidal(positions, dim, Sinusoidal(layout=name)) for name in ("interleaved", "halves"))
+    np.testing.assert_array_equal(turns, np.stack(np.split(halves, 2, axis=-1), axis=-1).reshape(turns.shape))
+    shifted = sinusoidal(positions, dim, Sinusoidal(offset=3))
+    np.testing.assert_array_equal(shifted, sinusoidal(positions + 3, dim, Sinusoidal()))
+
+
+# ---------------------------------------------------------------- rotations
 
 
 @pytest.mark.parametrize("theta", [10_000.0, 500_000.0])
@@ -33,15 +60,139 @@ def test_rope_is_that_of_llama(theta):
     wanted = apply_rotary_pos_emb(torch.tensor(q), torch.tensor(k), cos, sin, unsqueeze_dim=2)
     for ours, theirs in zip((q, k), wanted, strict=True):
         # Angles up to 1000 rad carry float32 errors of 1e-4 on both sides.
-        np.testing.assert_allclose(rope(ours, positions, theta), theirs.numpy(), atol=2e-4)
-        np.testing.assert_allclose(rope(ours, positions, theta)[0], theirs.numpy()[0], atol=1e-5)
+        np.testing.assert_allclose(rope(ours, positions, Rope(theta=theta)), theirs.numpy(), atol=2e-4)
+        np.testing.assert_allclose(rope(ours, positions, Rope(theta=theta))[0], theirs.numpy()[0], atol=1e-5)
+
+
+# name: (our scaling, their parameters, their max_position_embeddings)
+SCALINGS = {
+    "linear": (LinearScaling(factor=4.0), {"rope_type": "linear", "factor": 4.0}, 64),
+    "dynamic, short": (DynamicNtkScaling(factor=3.0, original_length=64), {"rope_type": "dynamic", "factor": 3.0}, 64),
+    "dynamic, as long": (
+        DynamicNtkScaling(factor=3.0, original_length=40),
+        {"rope_type": "dynamic", "factor": 3.0},
+        40,
+    ),
+    "dynamic, long": (DynamicNtkScaling(factor=3.0, original_length=16), {"rope_type": "dynamic", "factor": 3.0}, 16),
+    "bands": (
+        BandScaling(factor=8.0, original_length=256),
+        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        | {"original_max_position_embeddings": 256},
+        2048,
+    ),
+    "other bands": (
+        BandScaling(factor=5.0, low_factor=2.0, high_factor=9.0, original_length=512),
+        {"rope_type": "llama3", "factor": 5.0, "low_freq_factor": 2.0, "high_freq_factor": 9.0}
+        | {"original_max_position_embeddings": 512},
+        2560,
+    ),
+    "yarn": (
+        YarnScaling(factor=4.0, original_length=256),
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256},
+        1024,
+    ),
+    "yarn of other turns": (
+        YarnScaling(factor=6.0, original_length=512, fast_turns=20.0, slow_turns=2.0),
+        {"rope_type": "yarn", "factor": 6.0, "original_max_position_embeddings": 512}
+        | {"beta_fast": 20.0, "beta_slow": 2.0},
+        3072,
+    ),
+    "yarn of a given magnitude": (
+        YarnScaling(factor=4.0, original_length=256, magnitude=0.7),
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256, "attention_factor": 0.7},
+        1024,
+    ),
+    "yarn between channels": (
+        YarnScaling(factor=4.0, original_length=4096, whole_channels=False),
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096, "truncate": False},
+        16384,
+    ),
+    "yarn with a ramp of no width": (
+        YarnScaling(factor=4.0, original_length=8, fast_turns=32.0, slow_turns=2.0),
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
+        | {"beta_fast": 32.0, "beta_slow": 2.0},
+        32,
+    ),
+}
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+@pytest.mark.parametrize("name", SCALINGS)
+def test_scalings_are_those_of_transformers(name, fraction):
+    import torch
+    from transformers import StableLmConfig
+    from transformers.models.stablelm.modeling_stablelm import StableLmRotaryEmbedding, apply_rotary_pos_emb
+
+    scaling, theirs, max_length = SCALINGS[name]
+    spec, x, positions = Rope(theta=5_000.0, fraction=fraction, scaling=scaling), _normal((1, 40, 2, 32)), _count(40)
+    config = StableLmConfig(
+        hidden_size=64,
+        num_attention_heads=2,
+        max_position_embeddings=max_length,
+        rope_parameters={"rope_theta": 5_000.0, "partial_rotary_factor": fraction, **theirs},
+    )
+    rotary, dim = StableLmRotaryEmbedding(config), int(32 * fraction)
+    cos, sin = rotary(torch.tensor(x), torch.tensor(positions))
+    turned, _ = apply_rotary_pos_emb(*(torch.tensor(x[..., :dim]),) * 2, cos, sin, unsqueeze_dim=2)
+    frequencies, magnitude = rope_frequencies(spec, dim, positions)
+    np.testing.assert_allclose(frequencies[0, 0, 0], rotary.inv_freq.numpy(), rtol=2e-6)
+    assert magnitude == pytest.approx(rotary.attention_scaling)
+    wanted = np.concatenate([turned.numpy(), x[..., dim:]], axis=-1)
+    np.testing.assert_allclose(rope(x, positions, spec), wanted, atol=2e-5)
+
+
+def test_every_scaling_is_tested_and_changes_something():
+    assert {type(scaling) for scaling, _, _ in SCALINGS.values()} == set(get_args(get_args(RopeScaling)[0]))
+    plain = rope_frequencies(Rope(), 32)[0]
+    for name, (scaling, _, _) in SCALINGS.items():
+        frequencies = rope_frequencies(Rope(scaling=scaling), 32, _count(40))[0]
+        alike = np.allclose(frequencies, plain, rtol=1e-4)
+        assert alike == (name in ("dynamic, short", "dynamic, as long")), name
+
+
+def test_a_row_that_grew_leaves_its_neighbours_alone():
+    """Each row of a batch scales by its own length."""
+    spec, x = Rope(scaling=DynamicNtkScaling(factor=2.0, original_length=8)), _normal((2, 6, 1, 16))
+    positions = np.array([[0, 1, 2, 3, 4, 5], [14, 15, 16, 17, 18, 19]])
+    both = rope(x, positions, spec)
+    for row in range(2):
+        one = slice(row, row + 1)
+        np.testing.assert_allclose(both[one], rope(x[one], positions[one], spec), atol=1e-6)
+    np.testing.assert_allclose(both[:1], rope(x[:1], positions[:1], Rope()), atol=1e-6)
+    assert np.abs(both[1:] - rope(x[1:], positions[1:], Rope())).max() > 1e-2
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.5, 0.25])
+def test_turned_neighbours_are_those_of_gptj(fraction):
+    import torch
+    from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb, create_sinusoidal_positions
+
+    x, positions, dim = _normal((2, 6, 4, 16)), np.array([[0, 1, 2, 3, 4, 5], [0, 1, 0, 1, 2, 30]]), int(16 * fraction)
+    sin, cos = torch.split(create_sinusoidal_positions(32, dim)[torch.tensor(positions)], dim // 2, dim=-1)
+    turned = apply_rotary_pos_emb(torch.tensor(x[..., :dim]), sin, cos).numpy()
+    ours = rope(x, positions, Rope(fraction=fraction, pairing="neighbours"))
+    np.testing.assert_allclose(ours, np.concatenate([turned, x[..., dim:]], axis=-1), atol=1e-5)
+
+
+@pytest.mark.parametrize("fraction", [0.5, 0.25])
+def test_partly_turned_halves_are_those_of_neox(fraction):
+    import torch
+    from transformers import GPTNeoXConfig
+    from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding, apply_rotary_pos_emb
+
+    x, positions = _normal((2, 6, 4, 16)), np.array([[0, 1, 2, 3, 4, 5], [0, 1, 0, 1, 2, 30]])
+    parameters = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": fraction}
+    config = GPTNeoXConfig(hidden_size=64, num_attention_heads=4, rope_parameters=parameters)
+    cos, sin = GPTNeoXRotaryEmbedding(config)(torch.tensor(x), torch.tensor(positions))
+    wanted, _ = apply_rotary_pos_emb(torch.tensor(x), torch.tensor(x), cos, sin, unsqueeze_dim=2)
+    np.testing.assert_allclose(rope(x, positions, Rope(fraction=fraction)), wanted.numpy(), atol=1e-5)
 
 
 def test_scores_depend_on_the_distance_alone():
     q, k = _normal((2, 1, 1, 1, 16))
 
     def score(at_q, at_k):
-        turned = rope(q, np.array([[at_q]]), 10_000.0) * rope(k, np.array([[at_k]]), 10_000.0)
+        turned = rope(q, np.array([[at_q]]), Rope()) * rope(k, np.array([[at_k]]), Rope())
         return float(turned.sum())
 
     assert score(9, 5) == pytest.approx(score(104, 100), abs=1e-4)
@@ -51,7 +202,7 @@ def test_scores_depend_on_the_distance_alone():
 
 def test_position_zero_turns_nothing_and_length_is_kept():
     x = _normal((1, 3, 2, 8))
-    turned = rope(x, np.array([[0, 1, 50]]), 10_000.0)
+    turned = rope(x, np.array([[0, 1, 50]]), Rope())
     np.testing.assert_allclose(turned[:, 0], x[:, 0], atol=1e-6)
     np.testing.assert_allclose(jnp.linalg.norm(turned, axis=-1), np.linalg.norm(x, axis=-1), rtol=1e-5)
 
@@ -59,11 +210,15 @@ def test_position_zero_turns_nothing_and_length_is_kept():
 def test_neighbouring_positions_differ_in_bfloat16():
     """Angles of bfloat16 would give positions 1000 and 1001 the same rotation."""
     x = jnp.ones((1, 2, 1, 8), jnp.bfloat16)
-    turned = rope(x, np.array([[1000, 1001]]), 10_000.0)
+    turned = rope(x, np.array([[1000, 1001]]), Rope())
     assert turned.dtype == jnp.bfloat16
-    wanted = rope(x.astype(jnp.float32), np.array([[1000, 1001]]), 10_000.0)
+    wanted = rope(x.astype(jnp.float32), np.array([[1000, 1001]]), Rope())
     np.testing.assert_array_equal(turned, wanted.astype(jnp.bfloat16))
     assert (turned[0, 0] != turned[0, 1]).any()
+
+
+def _count(length):
+    return np.arange(length)[None]
 
 
 def _normal(shape):

@@ -8,7 +8,21 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformer.config import ByteTokenizer, DataConfig, MemorySource, RunConfig, Seq2Seq
+from jaxformer.config import (
+    AttentionConfig,
+    BlockConfig,
+    BucketBias,
+    ByteTokenizer,
+    DataConfig,
+    MemorySource,
+    ModelConfig,
+    MoeConfig,
+    NormConfig,
+    Rope,
+    RunConfig,
+    Seq2Seq,
+    StackConfig,
+)
 from jaxformer.layers import Transformer, abstract_params
 from jaxformer.models.gpt2 import gpt2
 from jaxformer.models.vaswani import vaswani
@@ -39,6 +53,19 @@ def make_config() -> Callable[..., RunConfig]:
         return RunConfig(model=model, data=DataConfig(**data), **fields)
 
     return make
+
+
+@pytest.fixture
+def experts() -> ModelConfig:
+    """Experts, and a bias that all layers share."""
+    attention = AttentionConfig(
+        num_heads=4, num_kv_heads=2, head_dim=4, causal=True, position=Rope(), qk_norm=NormConfig(kind="rms")
+    )
+    moe = MoeConfig(num_experts=4, top_k=2, dim=24, load_balance=0.2, router_z=0.05)
+    block = BlockConfig(attention=attention, mlp=moe, norm=NormConfig(kind="rms"))
+    bias = BucketBias(num_buckets=8, max_distance=20)
+    stack = StackConfig(num_layers=2, pattern=(block,), relative_bias=bias)
+    return ModelConfig(vocab_size=264, embed_dim=16, decoder=stack)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from jaxformer.config import MeshConfig, OptimConfig, TrainConfig
 from jaxformer.layers import Transformer, init_params
 from jaxformer.train.state import init_state
 from jaxformer.train.step import eval_step, gradient_sums
+from jaxformer.typing import model_inputs
 
 GOLDEN = {
     "decoder-only": [(5.570169, 0.517516), (5.571358, 0.591325), (5.574955, 0.588611)],
@@ -58,6 +59,38 @@ def test_gradients_on_eight_devices_equal_one(make_config, run_steps):
     mesh = MeshConfig(data=2, fsdp=2, tensor=2)
     eight, _ = run_steps(make_config(optim=optim, mesh=mesh), num_steps=1, num_devices=8)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), one.params, eight.params)
+
+
+@pytest.mark.parametrize("sizes", [{"data": 8}, {"data": 2, "fsdp": 2, "tensor": 2}])
+def test_experts_and_a_shared_bias_on_eight_devices_equal_one(sizes, experts, make_config, run_steps):
+    """Loss and gradients; those of the router and of the bias are among them."""
+    optim = OptimConfig(algorithm={"kind": "sgd"}, learning_rate=1.0, clip_norm=None, schedule={"kind": "constant"})
+    config = make_config(model=experts, optim=optim)
+    before = jax.jit(lambda: init_state(config, optax.identity()))().params["decoder"]
+    one, [wanted] = run_steps(config, num_steps=1)
+    eight, [found] = run_steps(config.model_copy(update={"mesh": MeshConfig(**sizes)}), num_steps=1, num_devices=8)
+    for name in ("loss", "perplexity", "grad_norm"):
+        np.testing.assert_allclose(found[name], wanted[name], rtol=1e-5, err_msg=name)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), one.params, eight.params)
+    after = one.params["decoder"]
+    assert np.abs(after["relative_bias"] - before["relative_bias"]).max() > 1e-5
+    router = [tree["blocks_0"]["mlp"]["router"]["kernel"] for tree in (before, after)]
+    assert np.abs(router[1] - router[0]).max() > 1e-5
+
+
+def test_the_router_s_loss_is_added_once_a_token(experts, make_config, make_batch):
+    config = make_config(model=experts)
+    batch, params = make_batch(config), jax.jit(init_params, static_argnums=0)(config.model, jax.random.key(0))
+    model, inputs = Transformer(config.model), model_inputs(batch)
+
+    @jax.jit
+    def run(params):
+        _, sums = gradient_sums(params, batch, jax.random.key(0), model, config)
+        return sums, model.apply({"params": params}, *inputs, method="hidden_and_router_loss")[1]
+
+    sums, router = run(params)
+    assert float((sums.loss - sums.nll) / sums.weight) == pytest.approx(float(router), rel=1e-3)
+    assert float(router) > 0.3
 
 
 def test_ema_follows_the_parameters(make_config, run_steps):

@@ -1,0 +1,234 @@
+"""What stands before and after the stacks, against transformers and against the formula."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.config import (
+    EmbeddingConfig,
+    HeadConfig,
+    Learned,
+    NormalInit,
+    NormConfig,
+    PoolerConfig,
+    Sinusoidal,
+    TransformConfig,
+)
+from jaxformer.layers import Transformer
+from jaxformer.layers.embed import Embedding, Head, Pooler
+from jaxformer.ops.positions import sinusoidal
+from jaxformer.typing import Tokens, tokens_from_ids
+
+V, D = 31, 16
+RNG = np.random.default_rng(0)
+IDS = RNG.integers(0, V, size=(2, 6))
+X = RNG.normal(size=(2, 6, D)).astype(np.float32)
+TRANSFORM = TransformConfig(activation="gelu", norm=NormConfig(eps=1e-3))
+
+
+def draw(*shape):
+    return RNG.normal(size=shape).astype(np.float32)
+
+
+# ---------------------------------------------------------------- embedding
+def test_types_positions_and_norm_are_those_of_bert():
+    import torch
+    from transformers import BertConfig
+    from transformers.models.bert.modeling_bert import BertEmbeddings
+
+    theirs = BertEmbeddings(
+        BertConfig(vocab_size=V, hidden_size=D, max_position_embeddings=8, type_vocab_size=3, layer_norm_eps=1e-3)
+    ).eval()
+    weights = _randomised(theirs)
+    config = EmbeddingConfig(position=Learned(max_length=8), num_types=3, norm=NormConfig(eps=1e-3))
+    params = {
+        "tokens": weights["word_embeddings.weight"],
+        "positions": weights["position_embeddings.weight"],
+        "types": weights["token_type_embeddings.weight"],
+        "norm": {"scale": weights["LayerNorm.weight"], "bias": weights["LayerNorm.bias"]},
+    }
+    positions, types = np.array([[0, 1, 2, 3, 4, 5], [0, 1, 2, 0, 1, 7]]), RNG.integers(0, 3, size=IDS.shape)
+    ones = np.ones_like(IDS)
+    for given in (types, None):
+        wanted = theirs(
+            torch.tensor(IDS), None if given is None else torch.tensor(given), torch.tensor(positions)
+        ).detach()
+        ours = _embedded(config, params, Tokens(IDS, positions, ones, given))
+        np.testing.assert_allclose(ours, wanted.numpy(), atol=1e-5)
+
+
+def test_an_offset_into_learned_positions_is_that_of_bart():
+    import torch
+    from transformers.models.bart.modeling_bart import BartLearnedPositionalEmbedding
+
+    theirs = BartLearnedPositionalEmbedding(8, D)  # two rows before that of position 0
+    table, tokens = theirs.weight.detach().numpy(), draw(V, D)
+    config = EmbeddingConfig(position=Learned(max_length=8, offset=2), scale=True)
+    ours = _embedded(config, {"tokens": tokens, "positions": table}, tokens_from_ids(jnp.array(IDS)))
+    wanted = 4.0 * tokens[IDS] + theirs(torch.tensor(IDS)).detach().numpy()
+    np.testing.assert_allclose(ours, wanted, atol=1e-5)
+    shapes = jax.eval_shape(lambda: _embedding(config).init(jax.random.key(0), tokens_from_ids(jnp.array(IDS))))
+    assert shapes["params"]["positions"].value.shape == (10, D)
+
+
+def test_sinusoids_follow_their_layout():
+    tokens, given = draw(V, D), tokens_from_ids(jnp.array(IDS))
+    for spec in (Sinusoidal(layout="halves", offset=2), Sinusoidal()):
+        ours = _embedded(EmbeddingConfig(position=spec), {"tokens": tokens}, given)
+        np.testing.assert_allclose(ours, tokens[IDS] + sinusoidal(given.positions, D, spec), atol=1e-5)
+
+
+def test_each_side_has_positions_and_a_norm_of_its_own_and_shares_the_rest(pair, params_of):
+    position = Learned(max_length=16, offset=1)
+    config = pair.model_copy(update={"embedding": EmbeddingConfig(position=position, norm=NormConfig(), num_types=2)})
+    own, given = params_of(config)["embedding"], tokens_from_ids(jnp.array(IDS))
+    assert set(own) == {"tokens", "types", "positions", "norm", "source_positions", "source_norm"}
+    assert own["positions"].shape == own["source_positions"].shape == (17, D)
+
+    def run(module, source):
+        return module.embedding(given, source=source)
+
+    for source, side in ((False, ""), (True, "source_")):
+        x = np.asarray(own["tokens"][IDS] + own["types"][0] + own[f"{side}positions"][np.arange(1, 7)])
+        x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+        wanted = x * own[f"{side}norm"]["scale"] + own[f"{side}norm"]["bias"]
+        ours = Transformer(config).apply({"params": params_of(config)}, source, method=run)
+        np.testing.assert_allclose(ours, wanted, atol=1e-5)
+
+
+def test_the_encoder_reads_the_source_s_side(pair, params_of):
+    """Its hidden states do not move with the target's table, and do with its own."""
+    params, model = params_of(pair), Transformer(pair)
+    encode = jax.jit(lambda p: model.apply({"params": p}, tokens_from_ids(jnp.array(IDS)), method="encode"))
+    before = encode(params)
+    for name, moves in (("positions", False), ("source_positions", True)):
+        changed = {**params, "embedding": {**params["embedding"], name: params["embedding"][name] + draw(16, D)}}
+        assert (jnp.abs(encode(changed) - before).max() > 1e-3) == moves, name
+
+
+# ---------------------------------------------------------------- head
+def test_a_transformed_tied_head_with_a_bias_is_that_of_bert():
+    import torch
+    from transformers import BertConfig
+    from transformers.models.bert.modeling_bert import BertLMPredictionHead
+
+    theirs = BertLMPredictionHead(
+        BertConfig(vocab_size=V, hidden_size=D, hidden_act="gelu", layer_norm_eps=1e-3)
+    ).eval()
+    weights = _randomised(theirs)
+    params = {
+        "bias": weights["decoder.bias"],
+        "transform": {
+            "dense": {"kernel": weights["transform.dense.weight"].T, "bias": weights["transform.dense.bias"]},
+            "norm": {"scale": weights["transform.LayerNorm.weight"], "bias": weights["transform.LayerNorm.bias"]},
+        },
+    }
+    with torch.no_grad():
+        wanted = theirs(torch.tensor(X)).numpy()
+    ours = _logits(HeadConfig(transform=TRANSFORM, bias=True), params, theirs.decoder.weight.detach().numpy())
+    np.testing.assert_allclose(ours, wanted, atol=1e-5 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_a_head_scales_adds_its_bias_and_caps(tied):
+    table, kernel, bias = draw(V, D), draw(D, V), draw(V)
+    config = HeadConfig(tied=tied, scale=True, bias=True, softcap=1.5)
+    params = {"bias": bias} | ({} if tied else {"output": {"kernel": kernel}})
+    wanted = 1.5 * np.tanh(((X * D**-0.5) @ (table.T if tied else kernel) + bias) / 1.5)
+    np.testing.assert_allclose(_logits(config, params, table), wanted, atol=1e-5)
+    assert np.abs(wanted).max() > 1.2, "the cap bends"
+
+
+def test_logits_are_float32_whatever_the_layers_compute_in():
+    config = HeadConfig(transform=TRANSFORM, bias=True, scale=True, softcap=30.0)
+    head = Head(config, V, D, NormalInit(), jnp.bfloat16)
+    shape = jax.eval_shape(lambda: head.init_with_output(jax.random.key(0), jnp.array(X, jnp.bfloat16), draw(V, D))[0])
+    assert shape.dtype == jnp.float32
+
+
+# ---------------------------------------------------------------- pooler
+# Four real tokens each: padding on the right, padding on the left.
+SEGMENTS = np.array([[1, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 1]])
+REAL = [slice(0, 4), slice(2, 6)]
+
+
+def test_the_pooler_is_that_of_bert():
+    import torch
+    from transformers import BertConfig
+    from transformers.models.bert.modeling_bert import BertPooler
+
+    theirs = BertPooler(BertConfig(hidden_size=D)).eval()
+    weights = _randomised(theirs)
+    params = {"transform": {"dense": {"kernel": weights["dense.weight"].T, "bias": weights["dense.bias"]}}}
+    config = PoolerConfig(transform=TransformConfig(activation="tanh"))
+    with torch.no_grad():
+        wanted = theirs(torch.tensor(X)).numpy()
+    np.testing.assert_allclose(_pooled(config, params, np.ones_like(IDS)), wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", ["first", "mean"])
+def test_padding_on_either_side_is_left_out(pooling):
+    config = PoolerConfig(pooling=pooling, transform=TransformConfig(activation="tanh"), num_classes=3)
+    kernel, classes, bias = draw(D, D), draw(D, 3), draw(3)
+    params = {
+        "transform": {"dense": {"kernel": kernel, "bias": np.zeros(D, np.float32)}},
+        "classes": {"kernel": classes, "bias": bias},
+    }
+    rows = [X[b, real] for b, real in enumerate(REAL)]
+    vectors = np.stack([row[0] if pooling == "first" else row.mean(axis=0) for row in rows])
+    wanted = np.tanh(vectors @ kernel) @ classes + bias
+    np.testing.assert_allclose(_pooled(config, params, SEGMENTS), wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", ["first", "mean"])
+def test_a_whole_model_pools_alike_wherever_the_padding_is(reader, params_of, pooling):
+    pooler = PoolerConfig(pooling=pooling, transform=TransformConfig(activation="tanh"), num_classes=3)
+    config = reader.model_copy(update={"pooler": pooler})
+    params, ids = params_of(config), jnp.array(IDS)
+    run = jax.jit(lambda tokens: Transformer(config).apply({"params": params}, tokens, method="pooled"))
+    alone = run(tokens_from_ids(ids))
+    assert alone.shape == (2, 3)
+    for width in (((0, 0), (0, 3)), ((0, 0), (3, 0))):
+        padded = tokens_from_ids(jnp.pad(ids, width), jnp.pad(jnp.ones_like(ids), width))
+        np.testing.assert_allclose(run(padded), alone, atol=1e-5)
+
+
+def test_a_row_of_padding_alone_gives_finite_numbers():
+    config = PoolerConfig(pooling="mean", transform=TransformConfig(activation="tanh"))
+    params = {"transform": {"dense": {"kernel": draw(D, D), "bias": draw(D)}}}
+    gradient = jax.grad(lambda p: _pooled(config, p, np.zeros_like(IDS)).sum())(params)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+
+
+def test_classes_are_read_through_dropout():
+    config = PoolerConfig(transform=TransformConfig(activation="tanh"), num_classes=3, dropout=0.5)
+    pooler = Pooler(config, D, NormalInit(stddev=0.5))
+    params = pooler.init(jax.random.key(0), X, SEGMENTS)
+    without, dropped = (pooler.apply(params, X, SEGMENTS, key) for key in (None, jax.random.key(1)))
+    assert jnp.abs(without - dropped).max() > 1e-3
+
+
+def _randomised(module):
+    import torch
+
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.tensor(draw(*parameter.shape)))
+    return {name: parameter.detach().numpy() for name, parameter in module.named_parameters()}
+
+
+def _embedding(config):
+    return Embedding(config, V, D, NormalInit())
+
+
+def _embedded(config, params, tokens):
+    return _embedding(config).apply({"params": params}, tokens)
+
+
+def _logits(config, params, table):
+    return Head(config, V, D, NormalInit()).apply({"params": params}, X, table)
+
+
+def _pooled(config, params, segments):
+    return Pooler(config, D, NormalInit()).apply({"params": params}, X, segments)
