@@ -62,6 +62,12 @@ class BandScaling(Config):
     """Channels that turn more often than this are kept."""
     original_length: PositiveInt
 
+    @model_validator(mode="after")
+    def _band_has_width(self) -> "BandScaling":
+        if self.high_factor <= self.low_factor:
+            raise ValueError(f"high_factor={self.high_factor} must be more than low_factor={self.low_factor}")
+        return self
+
 
 class YarnScaling(Config):
     """Interpolation by channel with a temperature on the logits (arXiv:2309.00071)."""
@@ -106,8 +112,18 @@ class Alibi(Config):
 class BucketBias(Config):
     """A trained number per head and bucket of distances, shared by all layers (arXiv:1910.10683, section 2.1)."""
 
-    num_buckets: PositiveInt = 32
+    num_buckets: Annotated[int, Field(ge=4, multiple_of=2)] = 32
+    """Half of them for each side where attention looks both ways."""
     max_distance: PositiveInt = 128
+
+    @model_validator(mode="after")
+    def _far_enough(self) -> "BucketBias":
+        if self.max_distance <= self.num_buckets // 2:
+            raise ValueError(
+                f"max_distance={self.max_distance} is within the {self.num_buckets // 2} distances that have a bucket "
+                f"of their own: raise it above {self.num_buckets // 2}"
+            )
+        return self
 
 
 # ---------------------------------------------------------------- initialisers
@@ -191,6 +207,9 @@ class AttentionConfig(Config):
                 f"head_dim={self.head_dim} with position.fraction={self.position.fraction} rotates "
                 f"{self.position.rotated_dim(self.head_dim)} channels: rotary positions turn pairs, use an even number"
             )
+        scaling = getattr(self.position, "scaling", None)
+        if isinstance(scaling, DynamicNtkScaling) and self.position.rotated_dim(self.head_dim) < 4:
+            raise ValueError(f"head_dim={self.head_dim}: dynamic_ntk scaling needs at least 4 rotated channels")
         return self
 
 

@@ -27,7 +27,8 @@ def make_optimizer(config: OptimConfig, steps: int, axes: PyTree) -> optax.Gradi
 
 def decay_mask(params: Params) -> PyTree:
     """True where weights decay: everything but norms and biases."""
-    return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key not in ("scale", "bias"), params)
+    spared = ("scale", "bias", "relative_bias")
+    return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key not in spared, params)
 
 
 def make_schedule(config: AnySchedule, peak: float, steps: int) -> optax.Schedule:
@@ -81,8 +82,10 @@ def _matrix_dims(axes: tuple[str | None, ...]) -> contrib.MuonDimensionNumbers |
     """Input and output dimensions of a block's kernel; none for biases, norms, embeddings and the head."""
     if axes[0] != "layers" or "embed" not in axes or len(axes) < 3:
         return None
-    embed, others = axes.index("embed"), tuple(i for i in range(1, len(axes)) if axes[i] != "embed")
-    if embed == 1:
+    # Layers and experts are matrices of their own.
+    matrix = [i for i, axis in enumerate(axes) if axis not in ("layers", "expert")]
+    embed, others = axes.index("embed"), tuple(i for i in matrix if axes[i] != "embed")
+    if embed == matrix[0]:
         return contrib.MuonDimensionNumbers(reduction_axis=(embed,), output_axis=others)
     return contrib.MuonDimensionNumbers(reduction_axis=others, output_axis=(embed,))
 

@@ -92,3 +92,18 @@ def test_vaswani_schedule_equals_the_paper():
     for step in (1, 100, 4000, 4001, 50_000):
         paper = 512**-0.5 * min(step**-0.5, step * 4000**-1.5)
         assert float(function(step)) == pytest.approx(paper, rel=1e-5)
+
+
+def test_muon_takes_every_expert_for_a_matrix_of_its_own():
+    from jaxformer.train.optim import _matrix_dims
+
+    up, down = _matrix_dims(("layers", "expert", "embed", "mlp")), _matrix_dims(("layers", "expert", "mlp", "embed"))
+    assert (up.reduction_axis, up.output_axis) == ((2,), (3,))
+    assert (down.reduction_axis, down.output_axis) == ((2,), (3,))
+    attention = _matrix_dims(("layers", "heads", "head_dim", "embed"))
+    assert (attention.reduction_axis, attention.output_axis) == ((1, 2), (3,))
+
+
+def test_relative_biases_do_not_decay():
+    mask = decay_mask({"encoder": {"relative_bias": 0, "blocks_0": {"mlp": {"up": {"kernel": 0, "bias": 0}}}}})
+    assert mask == {"encoder": {"relative_bias": False, "blocks_0": {"mlp": {"up": {"kernel": True, "bias": False}}}}}
