@@ -20,6 +20,7 @@ _HOMES = {
     "load": "jaxformer.run",
     "preset": "jaxformer.models",
     "score": "jaxformer.decode.requests",
+    "search": "jaxformer.decode.requests",
 }
 
 __all__ = sorted(_HOMES)

@@ -76,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--top-k", type=int, metavar="K")
     sub.add_argument("--top-p", type=float, metavar="P")
     sub.add_argument("--beams", type=int, default=1, metavar="N")
+    sub.add_argument("--length-penalty", type=float, default=1.0, metavar="A", help="with beams; 0 for none")
     sub.add_argument("--seed", type=int, default=0)
 
     sub = command("import", _import, "make a run directory of a Hugging Face directory")
@@ -161,6 +162,7 @@ def _generate(args: argparse.Namespace) -> None:
         top_k=args.top_k,
         top_p=args.top_p,
         num_beams=args.beams,
+        length_penalty=args.length_penalty,
         seed=args.seed,
     )
     print("\n".join(outputs))

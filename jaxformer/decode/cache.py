@@ -4,7 +4,7 @@ A layer's cache is its own set of arrays rather than a slice of a stacked one: a
 updates it in place, and attention reads it without slicing it out first.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -58,3 +58,25 @@ def _write(
         return jax.lax.dynamic_update_slice(cache_SKH, new_TKH.astype(cache_SKH.dtype), (start, 0, 0))
 
     return jax.vmap(one_row)(cache_BSKH, new_BTKH, start_B)
+
+
+# ---------------------------------------------------------------- beams
+def repeated(caches: Sequence[LayerCache], times: int) -> tuple[LayerCache, ...]:
+    """Every row `times` times in a row; a source stays one."""
+    return _own(caches, lambda array: jnp.repeat(array, times, axis=0))
+
+
+def reordered(caches: Sequence[LayerCache], rows: Int[Array, " B"]) -> tuple[LayerCache, ...]:
+    """Row i becomes what row `rows[i]` was; sources stay where they are."""
+    return _own(caches, lambda array: array[rows])
+
+
+def _own(caches: Sequence[LayerCache], change: Callable[[Array], Array]) -> tuple[LayerCache, ...]:
+    """`change` applied to what a row has of its own."""
+
+    def one(cache: LayerCache) -> LayerCache:
+        if isinstance(cache, LayerCache):
+            return cache._replace(attention=jax.tree.map(change, cache.attention))
+        return jax.tree.map(change, cache)
+
+    return tuple(one(cache) for cache in caches)

@@ -1,15 +1,16 @@
-"""From what users pass (texts or id lists) to padded batches, and back: `generate`, `score`, `forward`."""
+"""From what users pass (texts or id lists) to padded batches, and back: `generate`, `search`, `score`, `forward`."""
 
 import itertools
 import zlib
 from collections.abc import Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxformer.decode.beam import BeamSearch, search_beams
 from jaxformer.decode.generate import Prompt, Sampling, continue_rows, prefill
 from jaxformer.errors import UserError
 from jaxformer.layers import Transformer
@@ -29,17 +30,24 @@ def generate(
     top_p: float | None = None,
     num_beams: int = 1,
     seed: int = 0,
+    *,
+    length_penalty: float = 1.0,
+    early_stopping: str = "heuristic",
 ) -> list[Text]:
     """Continuations of prompts, or for an encoder-decoder the outputs for them: new tokens only, eos dropped.
 
     Texts give texts, id lists give id lists. A row depends on its own prompt, the settings and the seed alone.
+    With several beams the best hypothesis is given; `search` gives them all.
     """
-    _check_decoder(run, "generate")
-    _check_settings(max_new_tokens, temperature, top_k, top_p, num_beams)
-    translates = run.config.model.shape == "encoder-decoder"
-    ids, is_text = _source_ids(run, prompts) if translates else _prompt_ids(run, prompts)
-    _check_context(run, ids, "prompt", 0 if translates else max_new_tokens)
-    _check_context(run, [[_start(run)]] if translates else [], "output", max_new_tokens)
+    _check_settings(max_new_tokens, temperature, top_k, top_p)
+    if num_beams != 1:
+        if temperature:
+            raise UserError(
+                f"num_beams={num_beams} with temperature={temperature}: beams do not sample, use one of them"
+            )
+        beam = _beam_search(num_beams, length_penalty, "length", early_stopping)
+        return [found[0].output for found in _search(run, prompts, max_new_tokens, beam, "generate")]
+    ids, is_text = _request_ids(run, prompts, max_new_tokens, "generate")
     new: list[list[int]] = []
     if max_new_tokens == 0:
         new = [[] for _ in ids]
@@ -48,6 +56,52 @@ def generate(
         for start in range(0, len(ids), BATCH):
             new += _generate_batch(run, ids[start : start + BATCH], max_new_tokens, sampling, seed)
     return [run.tokenizer.decode(row) for row in new] if is_text else new
+
+
+class Hypothesis(NamedTuple):
+    """One outcome of a beam search."""
+
+    output: Any
+    """A text or an id list, as the prompt was; eos dropped."""
+    score: float
+    """Sum of log-probabilities over the length penalty."""
+
+
+def search(
+    run: Run,
+    prompts: Sequence[Text],
+    max_new_tokens: int = 64,
+    *,
+    num_beams: int = 4,
+    length_penalty: float = 1.0,
+    convention: str = "length",
+    early_stopping: str = "heuristic",
+) -> list[list[Hypothesis]]:
+    """The `num_beams` best hypotheses of a beam search for every prompt, best first.
+
+    Args:
+      length_penalty: exponent of the length that sums of log-probabilities are divided by; 0 compares the sums.
+      convention: "length" as transformers, or "gnmt" for ((5 + length) / 6) ** penalty (arXiv:1609.08144).
+      early_stopping: "never", "heuristic" or "exact", which are transformers' "never", False and True.
+    """
+    _check_settings(max_new_tokens, 0.0, None, None)
+    beam = _beam_search(num_beams, length_penalty, convention, early_stopping)
+    return _search(run, prompts, max_new_tokens, beam, "search")
+
+
+def _search(
+    run: Run, prompts: Sequence[Text], max_new_tokens: int, beam: BeamSearch, what: str
+) -> list[list[Hypothesis]]:
+    ids, is_text = _request_ids(run, prompts, max_new_tokens, what)
+    if max_new_tokens == 0:
+        return [[Hypothesis("" if is_text else [], 0.0)] for _ in ids]
+    found: list[list[Hypothesis]] = []
+    size = max(1, BATCH // beam.num_beams)
+    for start in range(0, len(ids), size):
+        for rows, scores in _search_batch(run, ids[start : start + size], max_new_tokens, beam):
+            outputs = [run.tokenizer.decode(row) for row in rows] if is_text else rows
+            found.append([Hypothesis(output, score) for output, score in zip(outputs, scores, strict=True)])
+    return found
 
 
 def score(run: Run, targets: Sequence[Text], inputs: Sequence[Text] | None = None) -> list[Float[np.ndarray, " T"]]:
@@ -111,21 +165,22 @@ def _log_probs(
     return jnp.take_along_axis(logp_BTV, targets_BT[..., None], axis=-1)[..., 0]
 
 
+def _request_ids(run: Run, prompts: Sequence[Text], max_new_tokens: int, what: str) -> tuple[list[list[int]], bool]:
+    """What the model reads for each prompt, and whether the prompts were texts; raises if it does not fit."""
+    _check_decoder(run, what)
+    translates = run.config.model.shape == "encoder-decoder"
+    ids, is_text = _source_ids(run, prompts) if translates else _prompt_ids(run, prompts)
+    _check_context(run, ids, "prompt", 0 if translates else max_new_tokens)
+    _check_context(run, [[_start(run)]] if translates else [], "output", max_new_tokens)
+    return ids, is_text
+
+
 def _generate_batch(
     run: Run, ids: list[list[int]], max_new_tokens: int, sampling: Sampling, seed: int
 ) -> list[list[int]]:
-    size = _bucket(len(ids), 1)
-    source = _tokens(ids, size) if run.config.model.shape == "encoder-decoder" else None
-    rows = [[_start(run)] for _ in ids] if source is not None else ids
-    length = _bucket(max(len(row) for row in rows))
-    prompt = Prompt(
-        ids=_padded(rows, size, length),
-        lengths=np.array([len(row) for row in rows] + [1] * (size - len(rows)), np.int32),
-        seeds=np.array([_row_seed(row, seed) for row in ids] + [0] * (size - len(rows)), np.uint32),
-        active=np.arange(size) < len(rows),
-        source=source,
-    )
-    state, logits_BV = prefill(run.model, run.decode_params, prompt, capacity=length + max_new_tokens)
+    prompt = _prompt(run, ids, seed)
+    capacity = prompt.ids.shape[1] + max_new_tokens
+    state, logits_BV = prefill(run.model, run.decode_params, prompt, capacity=capacity)
     output, _ = continue_rows(
         run.model,
         run.decode_params,
@@ -135,9 +190,49 @@ def _generate_batch(
         max_new_tokens=max_new_tokens,
         sampling=sampling,
         eos_ids=_eos_ids(run),
-        vocab_size=run.config.model.vocab_size if run.tokenizer is None else run.tokenizer.vocab_size,
+        vocab_size=_num_drawable(run),
     )
     return [_before(row, _eos_ids(run)) for row in np.asarray(output)[: len(ids)].tolist()]
+
+
+def _search_batch(
+    run: Run, ids: list[list[int]], max_new_tokens: int, beam: BeamSearch
+) -> list[tuple[list[list[int]], list[float]]]:
+    prompt = _prompt(run, ids, seed=0)
+    capacity = prompt.ids.shape[1] + max_new_tokens
+    state, logits_BV = prefill(run.model, run.decode_params, prompt, capacity=capacity)
+    output, scores = search_beams(
+        run.model,
+        run.decode_params,
+        state,
+        logits_BV,
+        prompt.active,
+        max_new_tokens=max_new_tokens,
+        search=beam,
+        eos_ids=_eos_ids(run),
+        vocab_size=_num_drawable(run),
+    )
+    rows = [[_before(row, _eos_ids(run)) for row in beams] for beams in np.asarray(output)[: len(ids)].tolist()]
+    return list(zip(rows, np.asarray(scores)[: len(ids)].tolist(), strict=True))
+
+
+def _num_drawable(run: Run) -> int:
+    """A model may have more rows in its table than its tokenizer has pieces."""
+    return run.config.model.vocab_size if run.tokenizer is None else run.tokenizer.vocab_size
+
+
+def _prompt(run: Run, ids: list[list[int]], seed: int) -> Prompt:
+    size = _bucket(len(ids), 1)
+    source = _tokens(ids, size) if run.config.model.shape == "encoder-decoder" else None
+    rows = [[_start(run)] for _ in ids] if source is not None else ids
+    length = _bucket(max(len(row) for row in rows))
+    return Prompt(
+        ids=_padded(rows, size, length),
+        lengths=np.array([len(row) for row in rows] + [1] * (size - len(rows)), np.int32),
+        seeds=np.array([_row_seed(row, seed) for row in ids] + [0] * (size - len(rows)), np.uint32),
+        active=np.arange(size) < len(rows),
+        source=source,
+    )
 
 
 def _score_batch(run: Run, ids: list[list[int]], sources: list[list[int]] | None) -> list[Float[np.ndarray, " T"]]:
@@ -233,9 +328,22 @@ def _check_decoder(run: Run, what: str) -> None:
         raise UserError(f"{what}: an encoder-only model has no decoder; use forward for its hidden states")
 
 
-def _check_settings(
-    max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None, num_beams: int
-) -> None:
+def _beam_search(num_beams: int, length_penalty: float, convention: str, early_stopping: str) -> BeamSearch:
+    """Checked settings."""
+    if num_beams < 1:
+        raise UserError(f"num_beams={num_beams}: must be at least 1")
+    if not np.isfinite(length_penalty):
+        raise UserError(f"length_penalty={length_penalty}: must be a number, 0 for none")
+    for name, value, allowed in (
+        ("convention", convention, ("length", "gnmt")),
+        ("early_stopping", early_stopping, ("never", "heuristic", "exact")),
+    ):
+        if value not in allowed:
+            raise UserError(f"{name}={value!r}: must be one of {', '.join(allowed)}")
+    return BeamSearch(num_beams, length_penalty, convention, early_stopping)
+
+
+def _check_settings(max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None) -> None:
     if max_new_tokens < 0:
         raise UserError(f"max_new_tokens={max_new_tokens}: must be 0 or more")
     if not (temperature >= 0.0 and np.isfinite(temperature)):
@@ -244,8 +352,6 @@ def _check_settings(
         raise UserError(f"top_k={top_k}: must be at least 1, or none for all tokens")
     if top_p is not None and not 0.0 < top_p <= 1.0:
         raise UserError(f"top_p={top_p}: must be in (0, 1], or none for all tokens")
-    if num_beams != 1:
-        raise UserError(f"num_beams={num_beams}: beam search is not supported yet, use 1")
 
 
 def _check_context(run: Run, rows: Sequence[Sequence[int]] | Array, what: str, new: int = 0) -> None:

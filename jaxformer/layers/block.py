@@ -92,8 +92,12 @@ class Block(nn.Module):
 
         def cross_attention(h_BTD):
             kv = self.cross_keys_values(context.source_BSD) if cache is None else cache.cross
-            mask = Mask(q_segments=context.segments_BT, kv_segments=context.source_segments_BS)
-            return self.cross_attention(h_BTD, kv, mask, key=keys[2])
+            # Several rows may read one source, as beams do: they are then so many queries of one row.
+            num_sources = kv.k_BSKH.shape[0]
+            segments = context.segments_BT.reshape(num_sources, -1)
+            mask = Mask(q_segments=segments, kv_segments=context.source_segments_BS)
+            folded = h_BTD.reshape(num_sources, -1, h_BTD.shape[-1])
+            return self.cross_attention(folded, kv, mask, key=keys[2]).reshape(h_BTD.shape)
 
         def feed_forward(h_BTD):
             nonlocal router_loss

@@ -139,7 +139,9 @@ def test_prompt_of_the_whole_context(decoder_run):
         ({"top_p": 0.0}, "top_p=0.0"),
         ({"top_p": 1.5}, "top_p=1.5"),
         ({"max_new_tokens": -1}, "max_new_tokens=-1"),
-        ({"num_beams": 4}, "num_beams=4"),
+        ({"num_beams": 0}, "num_beams=0"),
+        ({"num_beams": 4, "temperature": 1.0}, "num_beams=4 with temperature=1.0"),
+        ({"num_beams": 4, "early_stopping": "maybe"}, "early_stopping='maybe'"),
     ],
 )
 def test_bad_settings_are_named(decoder_run, settings, message):

@@ -1,0 +1,140 @@
+"""Beam search against transformers': the same hypotheses in the same order with the same scores."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxformer as jf
+from jaxformer.decode.beam import BeamSearch
+from jaxformer.decode.cache import reordered, repeated
+from jaxformer.errors import UserError
+from jaxformer.zoo.samples import SAMPLES
+
+NUM_BEAMS, NEW = 4, 10
+THEIRS = {"heuristic": False, "exact": True, "never": "never"}
+
+
+@pytest.fixture(scope="module", params=["t5", "bart", "gpt2"])
+def both(request, tmp_path_factory):
+    """transformers' random model and the same weights here."""
+    directory = tmp_path_factory.mktemp(request.param)
+    return SAMPLES[request.param].save(directory), jf.load(directory)
+
+
+def prompts(number: int) -> list[list[int]]:
+    rng = np.random.default_rng(1)
+    return [rng.integers(3, 90, rng.integers(3, 12)).tolist() for _ in range(number)]
+
+
+def transformers_search(model, prompt, **settings):
+    """Their hypotheses, new tokens only and cut before eos, and their scores."""
+    import torch
+
+    ids = torch.tensor([prompt])
+    found = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=NEW,
+        num_beams=NUM_BEAMS,
+        num_return_sequences=NUM_BEAMS,
+        do_sample=False,
+        use_cache=model.config.model_type != "t5",  # transformers makes as many caches as T5 has encoder layers
+        return_dict_in_generate=True,
+        output_scores=True,
+        **settings,
+    )
+    start = 1 if model.config.is_encoder_decoder else len(prompt)
+    eos = model.generation_config.eos_token_id
+    rows = [row[start:] for row in found.sequences.tolist()]
+    return [row[: row.index(eos)] if eos in row else row for row in rows], found.sequences_scores.numpy()
+
+
+def test_fifty_prompts_in_one_call(both):
+    model, run = both
+    for prompt, ours in zip(prompts(50), jf.search(run, prompts(50), NEW, num_beams=NUM_BEAMS), strict=True):
+        rows, scores = transformers_search(model, prompt)
+        assert [found.output for found in ours] == rows
+        np.testing.assert_allclose([found.score for found in ours], scores, atol=1e-4)
+
+
+@pytest.mark.parametrize("early_stopping", sorted(THEIRS))
+@pytest.mark.parametrize("length_penalty", [0.0, 2.0, -1.0])
+def test_every_rule_of_ending_and_of_length(both, early_stopping, length_penalty):
+    model, run = both
+    settings = {"length_penalty": length_penalty}
+    found = jf.search(run, prompts(4), NEW, num_beams=NUM_BEAMS, early_stopping=early_stopping, **settings)
+    for prompt, ours in zip(prompts(4), found, strict=True):
+        rows, scores = transformers_search(model, prompt, early_stopping=THEIRS[early_stopping], **settings)
+        assert [hypothesis.output for hypothesis in ours] == rows
+        np.testing.assert_allclose([hypothesis.score for hypothesis in ours], scores, atol=1e-4)
+
+
+def test_generate_gives_the_best_one(both):
+    _, run = both
+    best = [found[0].output for found in jf.search(run, prompts(3), NEW, num_beams=NUM_BEAMS)]
+    assert jf.generate(run, prompts(3), NEW, num_beams=NUM_BEAMS) == best
+
+
+def test_one_beam_is_greedy(both):
+    _, run = both
+    found = jf.search(run, prompts(5), NEW, num_beams=1)
+    assert [hypotheses[0].output for hypotheses in found] == jf.generate(run, prompts(5), NEW)
+
+
+def test_a_prompt_s_beams_do_not_depend_on_its_neighbours(both):
+    _, run = both
+    together = jf.search(run, prompts(5), NEW, num_beams=3)
+    for prompt, ours in zip(prompts(5), together, strict=True):
+        alone = jf.search(run, [prompt], NEW, num_beams=3)[0]
+        assert [found.output for found in alone] == [found.output for found in ours]
+        np.testing.assert_allclose([found.score for found in alone], [found.score for found in ours], atol=1e-5)
+
+
+def test_scores_are_those_of_score(both):
+    """The score of an unfinished hypothesis is the mean log-probability of its tokens."""
+    _, run = both
+    prompt = [run.config.model.special.bos or 0, *prompts(1)[0]]
+    best = next(found for found in jf.search(run, [prompt], NEW, num_beams=NUM_BEAMS)[0] if len(found.output) == NEW)
+    if run.config.model.shape == "encoder-decoder":
+        logp = jf.score(run, [best.output], [prompt])[0]
+    else:
+        logp = jf.score(run, [[*prompt[1:], *best.output]])[0][len(prompt) - 1 :]  # bos comes before a target
+    np.testing.assert_allclose(logp.mean(), best.score, atol=1e-5)
+
+
+def test_the_other_convention_of_length():
+    """((5 + length) / 6) ** alpha: arXiv:1609.08144, equation 14."""
+    search = BeamSearch(4, length_penalty=0.6, convention="gnmt")
+    assert search.normalizer(7) == pytest.approx(2.0**0.6)
+    assert BeamSearch(4, length_penalty=0.5).normalizer(9) == pytest.approx(3.0)
+
+
+def test_no_tokens_and_bad_settings(both):
+    _, run = both
+    assert jf.search(run, [[5, 6]], 0)[0][0].output == []
+    for settings, words in (
+        ({"num_beams": 0}, "num_beams=0"),
+        ({"length_penalty": float("nan")}, "length_penalty=nan"),
+        ({"convention": "words"}, "convention='words'"),
+        ({"early_stopping": True}, "early_stopping=True"),
+    ):
+        with pytest.raises(UserError, match=words):
+            jf.search(run, [[5, 6]], 3, **settings)
+
+
+def test_beams_copy_no_source(both):
+    """Caches repeat what a row has of its own; a source's keys and values stay one per request."""
+    from jaxformer.decode.cache import make_caches
+    from jaxformer.layers.attention import KeysValues
+
+    model = both[1].config.model
+    cross = None
+    if model.encoder is not None:
+        source = jnp.arange(2.0)[:, None, None, None]
+        cross = [KeysValues(source, source)] * model.decoder.num_layers
+    caches = make_caches(model, 2, 3, jnp.float32, cross)
+    grown = reordered(repeated(caches, 3), jnp.array([5, 0, 0, 1, 2, 3]))
+    for before, after in zip(caches, grown, strict=True):
+        assert {leaf.shape[0] for leaf in jax.tree.leaves(after.attention)} == {6}
+        assert after.cross is before.cross
