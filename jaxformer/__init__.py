@@ -15,6 +15,7 @@ _HOMES = {
     "RunConfig": "jaxformer.config",
     "Transformer": "jaxformer.layers",
     "UserError": "jaxformer.errors",
+    "embed": "jaxformer.decode.requests",
     "forward": "jaxformer.decode.requests",
     "generate": "jaxformer.decode.requests",
     "load": "jaxformer.run",

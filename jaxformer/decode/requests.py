@@ -1,4 +1,4 @@
-"""From what users pass (texts or id lists) to padded batches, and back: `generate`, `search`, `score`, `forward`."""
+"""From what users pass (texts or id lists) to padded batches, and back: the functions of the Python API."""
 
 import itertools
 import zlib
@@ -14,6 +14,7 @@ from jaxformer.decode.beam import BeamSearch, search_beams
 from jaxformer.decode.generate import Prompt, Sampling, continue_rows, prefill
 from jaxformer.errors import UserError
 from jaxformer.layers import Transformer
+from jaxformer.ops.pooling import pooled
 from jaxformer.run import Run
 from jaxformer.typing import Array, Float, Int, Params, Tokens, tokens_from_ids
 
@@ -148,6 +149,38 @@ def forward(
     source = tokens_from_ids(jnp.asarray(inputs), None if inputs_mask is None else jnp.asarray(inputs_mask))
     _check_context(run, source.ids, "inputs")
     return _forward(run.model, run.params, target, source)
+
+
+POOLINGS = {"mean": "mean", "cls": "first", "last": "last"}
+
+
+def embed(run: Run, texts: Sequence[Text], pooling: str = "mean", normalize: bool = True) -> Float[np.ndarray, "N D"]:
+    """One vector a text, from the hidden states of an encoder-only or decoder-only model.
+
+    Args:
+      pooling: the mean over a text's tokens, its first one ("cls") or its "last" one.
+      normalize: scale every vector to length 1, so that dot products are cosines.
+    """
+    shape = run.config.model.shape
+    if shape == "encoder-decoder":
+        raise UserError("embed: an encoder-decoder has no vectors of its own for a text; use an encoder-only model")
+    if pooling not in POOLINGS:
+        raise UserError(f"pooling={pooling!r}: must be one of {', '.join(POOLINGS)}")
+    ids = _source_ids(run, texts)[0] if shape == "encoder-only" else _prompt_ids(run, texts)[0]
+    _check_context(run, ids, "text")
+    vectors = [np.zeros((0, run.config.model.embed_dim), np.float32)]
+    for start in range(0, len(ids), BATCH):
+        rows = ids[start : start + BATCH]
+        tokens = _tokens(rows, _bucket(len(rows), 1))
+        vectors.append(np.asarray(_embedded(run.model, run.params, tokens, POOLINGS[pooling], normalize))[: len(rows)])
+    return np.concatenate(vectors)
+
+
+@partial(jax.jit, static_argnames=("model", "pooling", "normalize"))
+def _embedded(model: Transformer, params: Params, tokens: Tokens, pooling: str, normalize: bool) -> Array:
+    hidden_BTD = model.apply({"params": params}, tokens, method="hidden")
+    x_BD = pooled(hidden_BTD, tokens.segments, pooling).astype(jnp.float32)
+    return x_BD / jnp.maximum(jnp.linalg.norm(x_BD, axis=-1, keepdims=True), 1e-12) if normalize else x_BD
 
 
 @partial(jax.jit, static_argnames="model")

@@ -13,7 +13,7 @@ from jaxformer.layers.norm import Norm
 from jaxformer.ops.activations import ACTIVATIONS
 from jaxformer.ops.attention import softcapped
 from jaxformer.ops.dropout import dropout
-from jaxformer.ops.pooling import mean_pooled
+from jaxformer.ops.pooling import pooled
 from jaxformer.ops.positions import sinusoidal
 from jaxformer.sharding import constrain
 from jaxformer.typing import Tokens
@@ -135,12 +135,7 @@ class Pooler(nn.Module):
 
     def __call__(self, x_BTD: jax.Array, segments_BT: jax.Array, key: jax.Array | None = None) -> jax.Array:
         """Class logits [B, C], or the vectors [B, D] of a pooler without classes; rows hold one text each."""
-        if self.config.pooling == "first":
-            first_B = jnp.argmax(segments_BT != 0, axis=1)
-            x_BD = jnp.take_along_axis(x_BTD, first_B[:, None, None], axis=1)[:, 0]
-        else:
-            x_BD = mean_pooled(x_BTD, segments_BT)
-        x_BD = self.transform(x_BD)
+        x_BD = self.transform(pooled(x_BTD, segments_BT, self.config.pooling))
         if self.config.num_classes is None:
             return x_BD
         return self.classes("BD,DC->BC", dropout(x_BD, self.config.dropout, key))
