@@ -4,9 +4,18 @@ A field that only some families use has a meaning of its own; nothing here names
 choices that leave the parameters alone (dtype, remat, scan unrolling, kernels) live in `TrainConfig`.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Discriminator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Tag,
+    model_validator,
+)
 
 from jaxformer.config.base import Config
 
@@ -389,12 +398,23 @@ class SpecialIds(Config):
     """What the decoder of an encoder-decoder reads first; none means bos."""
 
 
+def _decoder_kind(value: Any) -> str:
+    """Attention is what a decoder has unless it says otherwise, as runs older than the choice do not."""
+    return value.get("kind", "transformer") if isinstance(value, dict) else getattr(value, "kind", "transformer")
+
+
+Decoder = Annotated[
+    Annotated[StackConfig, Tag("transformer")] | Annotated[RecurrentConfig, Tag("recurrent")],
+    Discriminator(_decoder_kind),
+]
+
+
 class ModelConfig(Config):
     vocab_size: PositiveInt
     embed_dim: PositiveInt
     embedding: EmbeddingConfig = EmbeddingConfig()
     encoder: StackConfig | None = None
-    decoder: Annotated[StackConfig | RecurrentConfig, Field(discriminator="kind")] | None = None
+    decoder: Decoder | None = None
     head: HeadConfig | None = HeadConfig()
     """None gives hidden states instead of logits."""
     pooler: PoolerConfig | None = None

@@ -5,6 +5,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -66,11 +67,12 @@ ROWS = (
 
 def show(console: Console) -> None:
     """The table for a terminal."""
-    table = Table(title="the zoo", caption=_caption())
-    for heading in HEADINGS:
-        table.add_column(heading, overflow="fold")
-    for cells in _cells():
-        table.add_row(*cells)
+    table = Table(title="the zoo", caption=_caption(), box=SIMPLE_HEAD, padding=(0, 1))
+    for heading in ("family", "presets", "max delta", "KL", "Hugging Face", "objectives"):
+        table.add_column(heading, overflow="fold", no_wrap=heading == "presets")
+    for title, shape, presets, parameters, *rest in _cells():
+        pairs = zip(presets.split(", "), parameters.split(", "), strict=True)
+        table.add_row(f"{title}\n{shape}", "\n".join(f"{name} {count}" for name, count in pairs), *rest)
     console.print(table)
 
 

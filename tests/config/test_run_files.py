@@ -107,6 +107,14 @@ def test_every_preset_survives_json(tmp_path, name):
     _round_trip(_run_of(preset(name)), tmp_path)
 
 
+def test_runs_from_before_recurrent_decoders_still_load(tmp_path, run):
+    save_json(run, tmp_path)
+    tree = json.loads((tmp_path / "config.json").read_text())
+    del tree["model"]["decoder"]["kind"]
+    (tmp_path / "config.json").write_text(json.dumps(tree))
+    assert load_json(tmp_path) == run
+
+
 def test_no_file_in_between_is_left(tmp_path, run):
     save_json(run, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
