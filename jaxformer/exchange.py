@@ -2,33 +2,31 @@
 
 import json
 import shutil
-import tempfile
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-import jax.numpy as jnp
-import numpy as np
+import jax
 
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.config import CheckpointConfig, save_json
+from jaxformer.config import CheckpointConfig, ModelConfig, SpecialIds, save_json
 from jaxformer.convert.directory import HuggingFaceDirectory, export
 from jaxformer.convert.hub import local_directory
-from jaxformer.convert.weights import DTYPES
-from jaxformer.data.tokenizer import check_vocabulary, huggingface_files
+from jaxformer.convert.weights import DTYPES, MAX_FILE_BYTES
+from jaxformer.data.tokenizer import Tokenizer, check_vocabulary, huggingface_files
 from jaxformer.errors import UserError
-from jaxformer.layers import num_params
 from jaxformer.run import load
 
-ORIGIN = "huggingface.json"  # in an imported run: the format it came in and the dtype its weights had
+ORIGIN = "huggingface.json"  # in an imported run: the format it came in and the dtypes its weights had
 
 
 def import_run(source: str | Path, target: str | Path) -> str:
     """A run directory with the model of a Hugging Face directory as its checkpoint of step 0."""
     source, target = local_directory(source), Path(target)
     with _whole(target) as partial:
-        with HuggingFaceDirectory(source) as files:
-            origin = {"model_type": files.format.model_type, "dtype": files.dtype.name}
+        origin = _described(HuggingFaceDirectory(source))
         run = load(source)
         config = run.config.model_copy(update={"workdir": str(target)})
         with Checkpoints(partial, CheckpointConfig()) as checkpoints:
@@ -37,7 +35,8 @@ def import_run(source: str | Path, target: str | Path) -> str:
             run.tokenizer.save(partial)
         (partial / ORIGIN).write_text(json.dumps(origin) + "\n", encoding="utf-8")
         save_json(config, partial)
-    return f"{origin['model_type']} with {num_params(config.model):,} parameters imported into {target}"
+    count = sum(leaf.size for leaf in jax.tree.leaves(run.params))
+    return f"{origin['model_type']} with {count:,} parameters imported into {target}"
 
 
 def export_run(
@@ -47,28 +46,56 @@ def export_run(
     step: int | None = None,
     dtype: str | None = None,
     model_type: str | None = None,
+    max_bytes: int = MAX_FILE_BYTES,
 ) -> str:
     """A Hugging Face directory with the model and tokenizer of a run.
 
     Args:
       dtype: of the weights in the files; none means as they were imported, or float32.
       model_type: the format to write; none means as it was imported, or the first that can hold the model.
+      max_bytes: of one file of weights.
     """
     target, origin = Path(target), _origin(Path(path))
+    known = {known.name: known for known in DTYPES.values()}
+    if dtype is not None and dtype not in known:
+        raise UserError(f"dtype={dtype}: there are: {', '.join(known)}")
+    others = {} if dtype else {name: known[other] for name, other in origin.get("other_dtypes", {}).items()}
     dtype, model_type = dtype or origin.get("dtype", "float32"), model_type or origin.get("model_type")
-    if dtype not in {known.name for known in DTYPES.values()}:
-        raise UserError(f"dtype={dtype}: there are: {', '.join(known.name for known in DTYPES.values())}")
     run = load(path, step=step)
+    model = run.config.model if origin or run.tokenizer is None else _with_ids(run.config.model, run.tokenizer)
     with _whole(target) as partial:
-        format = export(partial, run.config.model, run.params, np.dtype(jnp.dtype(dtype)), model_type)
+        format = export(
+            partial,
+            model,
+            run.params,
+            known[dtype],
+            dtypes=others,
+            model_type=model_type,
+            max_bytes=max_bytes,
+        )
         if run.tokenizer is not None:
-            check_vocabulary(run.tokenizer, run.config.model.vocab_size, "model.vocab_size")
-            for name, content in huggingface_files(run.tokenizer, run.config.model.shape).items():
+            check_vocabulary(run.tokenizer, model.vocab_size, "model.vocab_size")
+            for name, content in huggingface_files(run.tokenizer, model.shape).items():
                 (partial / name).write_bytes(content)
     return f"step {run.step} exported as {format.model_type} in {dtype} to {target}"
 
 
-def _origin(path: Path) -> dict[str, str]:
+def _with_ids(model: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
+    """The special ids that a model trained here leaves to its tokenizer."""
+    ids = {"bos": tokenizer.bos_id, "eos": (tokenizer.eos_id,), "pad": tokenizer.pad_id}
+    if model.shape == "encoder-decoder":
+        ids["decoder_start"] = tokenizer.bos_id if model.special.bos is None else model.special.bos
+    known = {name: value for name, value in dict(model.special).items() if value not in (None, ())}
+    return model.model_copy(update={"special": SpecialIds(**ids | known)})
+
+
+def _described(files: HuggingFaceDirectory) -> dict[str, Any]:
+    """What export needs to give the same files back."""
+    others = {name: dtype.name for name, dtype in files.dtypes.items() if dtype != files.dtype}
+    return {"model_type": files.format.model_type, "dtype": files.dtype.name, "other_dtypes": others}
+
+
+def _origin(path: Path) -> dict[str, Any]:
     file = path / ORIGIN
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
@@ -76,18 +103,23 @@ def _origin(path: Path) -> dict[str, str]:
 @contextmanager
 def _whole(target: Path) -> Iterator[Path]:
     """A directory that takes the target's name when the block ends well, and else disappears."""
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+    if target.exists() and not target.is_dir():
+        raise UserError(f"'{target}' exists and is no directory: choose another name")
+    if target.exists() and any(target.iterdir()):
         raise UserError(f"'{target}' exists and is not empty: choose another name")
+    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
+    made = [parent for parent in target.absolute().parents if not parent.exists()]
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-    except OSError as error:
-        raise UserError(f"'{target}' cannot be written ({error.strerror})") from None
-    try:
+        partial.mkdir(parents=True)
         yield partial
-        partial.chmod(0o755)
         if target.exists():
             target.rmdir()
         partial.rename(target)
+    except OSError as error:
+        raise UserError(f"'{target}' cannot be written ({error.strerror or error})") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        if not target.exists():
+            for parent in made:
+                with suppress(OSError):  # someone else may use it by now
+                    parent.rmdir()

@@ -10,10 +10,10 @@ from jax.sharding import Mesh, SingleDeviceSharding
 
 from jaxformer.checkpoint import Checkpoints, abstract_like
 from jaxformer.config import ModelConfig, RunConfig, TrainConfig, load_json
-from jaxformer.convert.directory import HuggingFaceDirectory, is_hugging_face
+from jaxformer.convert.directory import HuggingFaceDirectory, is_hugging_face, layout
 from jaxformer.convert.hub import local_directory
 from jaxformer.data.tokenizer import Tokenizer, check_vocabulary, find_tokenizer
-from jaxformer.layers import Runtime, Transformer, abstract_params
+from jaxformer.layers import Runtime, Transformer
 from jaxformer.layers.stack import unstacked
 from jaxformer.sharding import param_shardings
 from jaxformer.typing import Params, PyTree
@@ -54,18 +54,17 @@ def _load_run(path: Path, step: int | None, mesh: Mesh | None) -> Run:
 
 
 def _load_hugging_face(path: Path, mesh: Mesh | None, dtype: jnp.dtype) -> Run:
-    with HuggingFaceDirectory(path) as files:
-        tokenizer = find_tokenizer(path)
-        if tokenizer is not None:
-            check_vocabulary(tokenizer, files.model.vocab_size, f"'{path / 'config.json'}': vocab_size")
-        config = RunConfig(model=files.model)
-        params = files.params(_abstract(files.model, mesh, dtype))
+    files, tokenizer = HuggingFaceDirectory(path), find_tokenizer(path)
+    if tokenizer is not None:
+        check_vocabulary(tokenizer, files.model.vocab_size, f"'{path / 'config.json'}': vocab_size")
+    config = RunConfig(model=files.model)
+    params = files.params(_abstract(files.model, mesh, dtype))
     return Run(config, Transformer(config.model, make_runtime(config.train)), params, tokenizer, 0)
 
 
 def _abstract(model: ModelConfig, mesh: Mesh | None, dtype: jnp.dtype | None = None) -> PyTree:
     """What the parameters look like and where they go."""
-    shapes, axes = abstract_params(model)
+    shapes, axes = layout(model)
     if dtype is not None:
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), shapes)
     if mesh is None:

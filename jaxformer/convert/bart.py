@@ -90,9 +90,12 @@ def _shared(fields: Fields) -> dict[str, Any]:
         fields.require(name, False)
     fields.require("is_encoder_decoder", True)
     fields.require("is_decoder", False)
-    fields.require("extra_pos_embeddings", 2, 0)
-    for name in ("num_hidden_layers", "encoder_layerdrop", "decoder_layerdrop", "activation_dropout"):
-        fields.take(name, None)  # the first repeats encoder_layers, the others are for training
+    fields.require("do_blenderbot_90_layernorm", False)
+    # The first repeats encoder_layers; the second was never used, and opus-mt has its vocabulary's size there.
+    for name in ("num_hidden_layers", "extra_pos_embeddings"):
+        fields.take(name, None)
+    for name in ("encoder_layerdrop", "decoder_layerdrop", "activation_dropout"):  # for training
+        fields.take(name, None)
     return {
         "num_layers": fields.take("encoder_layers", 12),
         "num_decoder_layers": fields.take("decoder_layers", 12),
@@ -141,18 +144,29 @@ def _written(model: ModelConfig, architecture: str) -> dict[str, Any]:
         "attention_dropout": encoder.attention.dropout,
         "forced_eos_token_id": None,
         **written_special(model.special),
+        "decoder_start_token_id": model.special.decoder_start,
     }
 
 
 FORMATS = (
-    Format("bart", "bart", ("BartForConditionalGeneration",), _read_bart, _write_bart, ENTRIES, copies=_COPIES),
     Format(
-        "marian",
-        "marian",
-        ("MarianMTModel",),
-        _read_marian,
-        _write_marian,
-        ENTRIES,
+        model_type="bart",
+        family="bart",
+        architectures=("BartForConditionalGeneration",),
+        read=_read_bart,
+        write=_write_bart,
+        shape="encoder-decoder",
+        entries=ENTRIES,
+        copies=_COPIES,
+    ),
+    Format(
+        model_type="marian",
+        family="marian",
+        architectures=("MarianMTModel",),
+        read=_read_marian,
+        write=_write_marian,
+        shape="encoder-decoder",
+        entries=ENTRIES,
         copies=_COPIES,
         ignored=(r"model\.(encoder|decoder)\.embed_positions\.weight",),  # sines and cosines
     ),

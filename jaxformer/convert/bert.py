@@ -6,6 +6,7 @@ from jaxformer.config import Learned, ModelConfig
 from jaxformer.convert.fields import Fields, written_activation, written_special
 from jaxformer.convert.format import Format, Found
 from jaxformer.convert.tables import Entry, entry
+from jaxformer.errors import UserError
 from jaxformer.models.bert import bert
 from jaxformer.models.distilbert import distilbert
 from jaxformer.models.roberta import roberta
@@ -174,7 +175,9 @@ def _read_bert(fields: Fields, found: Found) -> ModelConfig:
 
 def _read_roberta(fields: Fields, found: Found) -> ModelConfig:
     special = fields.special(bos=0, eos=2, pad=1)
-    offset = special.pad + 1  # positions begin after that of padding
+    if special.pad is None:
+        raise UserError(f"{fields.where}: field 'pad_token_id' is missing: positions begin after that of padding")
+    offset = special.pad + 1
     rows = fields.take("max_position_embeddings", 512)
     return roberta(
         **_shared(fields, found),
@@ -255,6 +258,7 @@ FORMATS = (
         architectures=_architectures("Bert"),
         read=_read_bert,
         write=lambda model: _written(model, "Bert"),
+        shape="encoder-only",
         entries=_BERT,
         base="bert.",
         bare="BertModel",
@@ -272,6 +276,7 @@ FORMATS = (
         architectures=_architectures("Roberta"),
         read=_read_roberta,
         write=lambda model: _written(model, "Roberta"),
+        shape="encoder-only",
         entries=_roberta_entries,
         base="roberta.",
         bare="RobertaModel",
@@ -288,6 +293,7 @@ FORMATS = (
         architectures=_architectures("DistilBert"),
         read=_read_distilbert,
         write=_write_distilbert,
+        shape="encoder-only",
         entries=_DISTILBERT,
         base="distilbert.",
         bare="DistilBertModel",

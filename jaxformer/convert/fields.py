@@ -1,6 +1,6 @@
 """config.json read strictly: a field that may change the maths and was not understood is an error."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxformer.config import (
@@ -34,6 +34,9 @@ NEUTRAL = frozenset(
     classifier_dropout_prob summary_activation summary_first_dropout summary_proj_to_labels summary_type
     summary_use_proj qa_dropout max_window_layers output_past output_router_logits sparse_prediction
     sparse_pred_ignore_index deterministic_flash_attn reference_compile repad_logits_with_grad embedding_size n_ctx
+    force_bos_token_to_be_generated save_step predict_special_tokens eos_token_ids xla_device directionality
+    pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type
+    sentence_transformers sbert_ce_default_activation_function unsloth_version unsloth_fixed max_sequence_length
     """.split()  # noqa: SIM905 - seventy lines otherwise
 )
 
@@ -48,6 +51,20 @@ ACTIVATIONS: Mapping[str, Activation] = {
 }
 
 
+# By the type of the default, what a value must be and whether it is. Readers check no further: a model does.
+_KINDS: Mapping[type, tuple[str, Callable[[Any], bool]]] = {
+    object: ("a number above 0", lambda value: _is_number(value) and value > 0),
+    bool: ("true or false", lambda value: isinstance(value, bool)),
+    int: ("a number", lambda value: _is_number(value)),
+    float: ("a number", lambda value: _is_number(value)),
+    str: ("a text", lambda value: isinstance(value, str)),
+}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 class Fields:
     """The fields of one config.json; every one that matters must be taken."""
 
@@ -55,14 +72,17 @@ class Fields:
         self._values, self._taken, self.where = dict(values), set(NEUTRAL), where
 
     def take(self, name: str, default: Any = REQUIRED) -> Any:
-        """A field's value; a null counts as absent."""
+        """A field's value, of the default's type; a null counts as absent. What is required are whole numbers."""
         self._taken.add(name)
         value = self._values.get(name)
-        if value is not None:
-            return value
-        if default is REQUIRED:
+        if value is None and default is REQUIRED:
             raise UserError(f"{self.where}: field '{name}' is missing: this model cannot be built without it")
-        return default
+        if value is None:
+            return default
+        wanted, fits = _KINDS.get(type(default), ("", lambda value: True))
+        if not fits(value):
+            raise UserError(f"{self.where}: {name} = {value!r} must be {wanted}")
+        return value
 
     def nullable(self, name: str, default: Any) -> Any:
         """A field in which a null has a meaning of its own."""
@@ -85,10 +105,9 @@ class Fields:
         return ACTIVATIONS[value]
 
     def special(self, **defaults: Any) -> SpecialIds:
-        """Token ids with a meaning; a negative or missing one is none."""
-        ids = {
-            name: self.take(f"{name}_token_id", defaults.get(name)) for name in ("bos", "eos", "pad", "decoder_start")
-        }
+        """Token ids with a meaning; absence means the default, a null or a negative one is none."""
+        names = ("bos", "eos", "pad", "decoder_start")
+        ids = {name: self.nullable(f"{name}_token_id", defaults.get(name)) for name in names}
         eos = ids["eos"] if isinstance(ids["eos"], list) else [ids["eos"]]
         single = {name: id for name, id in ids.items() if name != "eos" and id is not None and id >= 0}
         return SpecialIds(eos=tuple(id for id in eos if id is not None and id >= 0), **single)
@@ -107,18 +126,24 @@ def read_rope(fields: Fields, context_length: int, theta: float = 10_000.0, laye
     given = fields.take("rope_parameters", None)
     older = fields.take("rope_scaling", None)
     base = fields.take("rope_theta", theta)
+    for name, value in (("rope_parameters", given), ("rope_scaling", older)):
+        if not isinstance(value, dict | None):
+            raise UserError(f"{fields.where}: {name} = {value!r} must be an object")
     if given is None:
         given = dict(older or {})
-    elif layers is not None and isinstance(given.get(layers), dict):
-        given = given[layers]
+    elif layers is not None and any(isinstance(value, dict) for value in given.values()):
+        given = given.get(layers) or {}
     given = {name: value for name, value in given.items() if value is not None}
     kind = given.pop("rope_type", given.pop("type", "default"))
     given.pop("type", None)
     fraction = given.pop("partial_rotary_factor", fields.take("partial_rotary_factor", 1.0))
     base = given.pop("rope_theta", base)
-    if kind not in _SCALINGS:
+    if not isinstance(kind, str) or kind not in _SCALINGS:
         raise UserError(f"{fields.where}: rope_type = {kind!r} is not supported; there are: {', '.join(_SCALINGS)}")
-    scaling = _SCALINGS[kind](given, context_length)
+    try:
+        scaling = _SCALINGS[kind](given, context_length)
+    except KeyError as missing:
+        raise UserError(f"{fields.where}: rope parameter {missing} is missing with rope_type '{kind}'") from None
     if given:
         raise UserError(f"{fields.where}: rope parameters not understood with rope_type {kind!r}: {given}")
     return Rope(theta=base, fraction=fraction, scaling=scaling)
@@ -201,5 +226,4 @@ def written_activation(activation: Activation) -> str:
 
 def written_special(special: SpecialIds) -> dict[str, Any]:
     eos: Any = list(special.eos) if len(special.eos) > 1 else (special.eos[0] if special.eos else None)
-    written = {"bos_token_id": special.bos, "eos_token_id": eos, "pad_token_id": special.pad}
-    return written | ({} if special.decoder_start is None else {"decoder_start_token_id": special.decoder_start})
+    return {"bos_token_id": special.bos, "eos_token_id": eos, "pad_token_id": special.pad}

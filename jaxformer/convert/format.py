@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from jaxformer.config import ModelConfig
 from jaxformer.convert.fields import Fields
 from jaxformer.convert.tables import Entry
+
+Shape = Literal["encoder-decoder", "decoder-only", "encoder-only"]
 
 
 class Found(NamedTuple):
@@ -27,6 +29,7 @@ class Format:
     read: Callable[[Fields, Found], ModelConfig]
     write: Callable[[ModelConfig], dict[str, Any]]
     """Fields of config.json, `architectures` among them; `read` decides whether they say the same."""
+    shape: Shape
     entries: tuple[Entry, ...] | Callable[[ModelConfig], tuple[Entry, ...]]
     """The table of names, or how to make it where names depend on the model."""
     base: str = ""

@@ -120,8 +120,9 @@ def _written(model: ModelConfig, architecture: str) -> dict[str, Any]:
 
 
 def _format(model_type: str, architecture: str, read, write, norms) -> Format:
+    entries = (*SHARED, *norms, *DENSE)
     return Format(
-        model_type, "gemma", (architecture,), read, write, (*SHARED, *norms, *DENSE), copies=COPIES, ignored=IGNORED
+        model_type, "gemma", (architecture,), read, write, "decoder-only", entries, copies=COPIES, ignored=IGNORED
     )
 
 

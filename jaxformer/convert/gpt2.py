@@ -82,6 +82,7 @@ FORMATS = (
         architectures=("GPT2LMHeadModel",),
         read=read,
         write=write,
+        shape="decoder-only",
         entries=ENTRIES,
         base="transformer.",
         copies={"lm_head.weight": "{base}wte.weight"},

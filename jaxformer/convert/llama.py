@@ -297,8 +297,9 @@ def without(fields: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _format(model_type: str, family: str, architecture: str, read, write, *mlp: Entry) -> Format:
+    entries = (*SHARED, _NORM, *mlp)
     return Format(
-        model_type, family, (architecture,), read, write, (*SHARED, _NORM, *mlp), copies=COPIES, ignored=IGNORED
+        model_type, family, (architecture,), read, write, "decoder-only", entries, copies=COPIES, ignored=IGNORED
     )
 
 

@@ -53,6 +53,7 @@ def read(fields: Fields, found: Found) -> ModelConfig:
     bias, dropout = fields.take("attention_bias", False), fields.take("mlp_dropout", 0.0)
     fields.require("layer_norm_eps", fields.take("norm_eps", 1e-5))
     fields.require("position_embedding_type", "absolute", "sans_pos")
+    fields.require("classifier_pooling", "cls", "mean")
     fields.take("embedding_dropout", 0.0)
     given = fields.take("rope_parameters", None)
     thetas = (fields.take("global_rope_theta", 160_000.0), fields.take("local_rope_theta", 10_000.0))
@@ -80,7 +81,7 @@ def read(fields: Fields, found: Found) -> ModelConfig:
         norm_bias=fields.take("norm_bias", False),
         head_bias=fields.take("decoder_bias", True),
         tied=fields.take("tie_word_embeddings", True),
-        pooling={"cls": "first", "mean": "mean"}[fields.take("classifier_pooling", "cls")],
+        pooling="mean" if fields.take("classifier_pooling", "cls") == "mean" else "first",
         context_length=length,
         special=fields.special(bos=50_281, eos=50_282, pad=50_283),
         dropout=dropout,
@@ -123,6 +124,8 @@ def write(model: ModelConfig) -> dict[str, Any]:
         "decoder_bias": model.head is None or model.head.bias,
         "tie_word_embeddings": model.head is None or model.head.tied,
         **written_special(model.special),
+        "cls_token_id": model.special.bos,
+        "sep_token_id": next(iter(model.special.eos), None),
         **written_heads(model, "ModernBert"),
     }
 
@@ -134,6 +137,7 @@ FORMATS = (
         architectures=("ModernBertModel", "ModernBertForMaskedLM", "ModernBertForSequenceClassification"),
         read=read,
         write=write,
+        shape="encoder-only",
         entries=entries,
         base="model.",
         bare="ModernBertModel",

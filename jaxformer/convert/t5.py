@@ -134,6 +134,7 @@ def _written(model: ModelConfig, architecture: str) -> dict[str, Any]:
         "layer_norm_epsilon": block.norm.eps,
         "dropout_rate": block.dropout,
         **written_special(model.special),
+        "decoder_start_token_id": model.special.decoder_start,
     }
 
 
@@ -141,9 +142,13 @@ def entries(model: ModelConfig) -> tuple[Entry, ...]:
     return _GATED if model.encoder.pattern[0].mlp.gated else _PLAIN
 
 
+def _format(name: str, architecture: str, read, write) -> Format:
+    return Format(
+        name, name, (architecture,), read, write, "encoder-decoder", entries, copies=_COPIES, ignored=_IGNORED
+    )
+
+
 FORMATS = (
-    Format("t5", "t5", ("T5ForConditionalGeneration",), _read_t5, _write_t5, entries, copies=_COPIES, ignored=_IGNORED),
-    Format(
-        "mt5", "mt5", ("MT5ForConditionalGeneration",), _read_mt5, _write_mt5, entries, copies=_COPIES, ignored=_IGNORED
-    ),
+    _format("t5", "T5ForConditionalGeneration", _read_t5, _write_t5),
+    _format("mt5", "MT5ForConditionalGeneration", _read_mt5, _write_mt5),
 )

@@ -1,16 +1,15 @@
-"""Safetensors files, read tensor by tensor and written so; pickles are refused.
+"""Safetensors files, read and written tensor by tensor; pickles are refused.
 
-Reading goes through the safetensors library, which maps the file and hands out one tensor at a time. Writing is done
-here, since the library's writers want all tensors of a file in memory at once: a file is eight bytes of length, a JSON
-header of that length, and the tensors one after another (github.com/huggingface/safetensors, README, "Format").
+A file is eight bytes of length, a JSON header of that length, and the tensors one after another
+(github.com/huggingface/safetensors, README, "Format"). The safetensors library checks a file when it is opened. What
+it would copy whole to read, or want in memory at once to write, is mapped and written here.
 """
 
 import json
+import math
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
 import ml_dtypes
@@ -30,45 +29,49 @@ class Tensor(NamedTuple):
 
     file: Path
     shape: tuple[int, ...]
-    dtype: np.dtype
+    dtype: str
+    """As the file spells it; `DTYPES` has those we can read."""
+    start: int
+    """The byte of the file it begins at."""
 
 
 class Weights:
     """The tensors of a directory by name."""
 
     def __init__(self, directory: Path) -> None:
-        self._open = ExitStack()
         self.tensors: dict[str, Tensor] = {}
-        self._files = {file: self._opened(file) for file in _files(directory)}
-        for file, handle in self._files.items():
-            for name in handle.keys():  # noqa: SIM118 - not a mapping
-                part = handle.get_slice(name)
-                self.tensors[name] = Tensor(file, tuple(part.get_shape()), part.get_dtype())
+        for file in _files(directory):
+            for name, tensor in _tensors(file).items():
+                if name in self.tensors:
+                    raise UserError(f"tensor '{name}' is in '{self.tensors[name].file}' and again in '{file}'")
+                self.tensors[name] = tensor
         _check_index(directory, self.tensors)
 
     def read(self, name: str) -> np.ndarray:
-        """One whole tensor."""
-        tensor = self.tensors[name]
+        """One tensor, mapped: only what is used of it is read, and nothing of it stays when it is let go."""
+        file, shape, dtype, start = self.tensors[name]
+        if not math.prod(shape):
+            return np.empty(shape, DTYPES[dtype])
         try:
-            return self._files[tensor.file].get_tensor(name)
-        except SafetensorError as error:
-            raise _damaged(tensor.file, error) from None
-
-    def __enter__(self) -> "Weights":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._open.close()
-
-    def _opened(self, file: Path):
-        try:
-            return self._open.enter_context(safe_open(file, framework="np"))
-        except SafetensorError as error:
+            return np.memmap(file, DTYPES[dtype], "r", start, shape)
+        except (OSError, ValueError) as error:  # the file was changed after it was looked at
             raise _damaged(file, error) from None
-        except OSError as error:
-            raise UserError(f"'{file}' cannot be read ({error.strerror or error})") from None
+
+
+def _tensors(file: Path) -> dict[str, Tensor]:
+    try:
+        with safe_open(file, framework="np"), file.open("rb") as handle:
+            (length,) = struct.unpack("<Q", handle.read(8))
+            header = json.loads(handle.read(length))
+    except SafetensorError as error:
+        raise _damaged(file, error) from None
+    except OSError as error:
+        raise UserError(f"'{file}' cannot be read ({error.strerror or error})") from None
+    header.pop("__metadata__", None)
+    return {
+        name: Tensor(file, tuple(row["shape"]), row["dtype"], 8 + length + row["data_offsets"][0])
+        for name, row in header.items()
+    }
 
 
 def _damaged(file: Path, error: Exception) -> UserError:
@@ -78,7 +81,10 @@ def _damaged(file: Path, error: Exception) -> UserError:
 
 def _files(directory: Path) -> list[Path]:
     if (directory / INDEX).is_file():
-        files = sorted({directory / name for name in _weight_map(directory).values()})
+        names = sorted(set(_weight_map(directory).values()))
+        if outside := [name for name in names if Path(name).name != name]:
+            raise UserError(f"'{directory / INDEX}' names '{outside[0]}', which is not in the directory")
+        files = [directory / name for name in names]
         missing = [file for file in files if not file.is_file()]
         if missing:
             raise UserError(f"'{directory / INDEX}' names '{missing[0].name}', which is not there: fetch it as well")
@@ -116,42 +122,48 @@ class Planned(NamedTuple):
 
     name: str
     shape: tuple[int, ...]
+    dtype: np.dtype
     make: Callable[[], np.ndarray]
 
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
 
-def write_weights(
-    directory: Path, planned: Iterable[Planned], dtype: np.dtype, max_bytes: int = MAX_FILE_BYTES
-) -> None:
+
+def write_weights(directory: Path, planned: Iterable[Planned], max_bytes: int = MAX_FILE_BYTES) -> None:
     """One file, or several of at most `max_bytes` with an index; one tensor in memory at a time."""
     files: list[list[Planned]] = [[]]
     room = max_bytes
     for tensor in planned:
-        size = _num_bytes(tensor, dtype)
-        if size > room and files[-1]:
+        if tensor.num_bytes > room and files[-1]:
             files.append([])
             room = max_bytes
         files[-1].append(tensor)
-        room -= size
+        room -= tensor.num_bytes
     if len(files) == 1:
-        _write_file(directory / SINGLE, files[0], dtype)
+        _write_file(directory / SINGLE, files[0])
         return
     weight_map = {}
     for i, tensors in enumerate(files):
         name = f"model-{i + 1:05d}-of-{len(files):05d}.safetensors"
-        _write_file(directory / name, tensors, dtype)
+        _write_file(directory / name, tensors)
         weight_map |= {tensor.name: name for tensor in tensors}
-    total = sum(_num_bytes(tensor, dtype) for tensors in files for tensor in tensors)
+    total = sum(tensor.num_bytes for tensors in files for tensor in tensors)
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
     (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def _write_file(path: Path, tensors: list[Planned], dtype: np.dtype) -> None:
-    name = next(name for name, known in DTYPES.items() if known == dtype)
+def _write_file(path: Path, tensors: list[Planned]) -> None:
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    # Wider types first: a tensor then begins where its numbers may stand, as the library writes them.
+    tensors = sorted(tensors, key=lambda tensor: -tensor.dtype.itemsize)
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     start = 0
     for tensor in tensors:
-        stop = start + _num_bytes(tensor, dtype)
-        header[tensor.name] = {"dtype": name, "shape": list(tensor.shape), "data_offsets": [start, stop]}
+        stop = start + tensor.num_bytes
+        header[tensor.name] = {
+            "dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, stop],
+        }  # fmt: skip
         start = stop
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight
@@ -159,10 +171,17 @@ def _write_file(path: Path, tensors: list[Planned], dtype: np.dtype) -> None:
         file.write(struct.pack("<Q", len(text)))
         file.write(text)
         for tensor in tensors:
-            array = np.ascontiguousarray(tensor.make().astype(dtype, copy=False))
-            assert array.shape == tensor.shape, f"{tensor.name}: {array.shape} is not {tensor.shape}"
-            file.write(array.view(np.uint8).data)
+            file.write(_stored(tensor).view(np.uint8).data)
 
 
-def _num_bytes(tensor: Planned, dtype: np.dtype) -> int:
-    return int(np.prod(tensor.shape, dtype=np.int64)) * dtype.itemsize
+def _stored(tensor: Planned) -> np.ndarray:
+    made = tensor.make()
+    assert made.shape == tensor.shape, f"{tensor.name}: {made.shape} is not {tensor.shape}"
+    with np.errstate(over="ignore"):  # found below, with the tensor's name
+        stored = np.ascontiguousarray(made.astype(tensor.dtype, copy=False))
+    if tensor.dtype == np.float16 and made.dtype != np.float16 and (np.isinf(stored) & ~np.isinf(made)).any():
+        raise UserError(
+            f"tensor '{tensor.name}' holds {np.abs(made).max():.6g}, and float16 ends at 65504: "
+            "export as bfloat16 or float32"
+        )
+    return stored

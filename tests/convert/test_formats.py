@@ -1,0 +1,142 @@
+"""What every format promises; formats, samples and presets are found by themselves."""
+
+import json
+import re
+from collections import Counter
+
+import numpy as np
+import pytest
+import transformers
+from safetensors.numpy import load_file
+
+from jaxformer.convert.directory import FORMATS, HuggingFaceDirectory, export, export_format, layout
+from jaxformer.convert.fields import Fields
+from jaxformer.convert.format import Found
+from jaxformer.convert.tables import bindings, flat_shapes
+from jaxformer.errors import UserError
+from jaxformer.models import FAMILIES, PRESETS, preset
+from jaxformer.zoo.samples import SAMPLES
+
+F32 = np.dtype("float32")
+# Built on another family's format, or on none.
+NONE = {"vaswani", "rnn"}
+
+
+def test_every_format_has_a_sample():
+    assert {sample.model_type for sample in SAMPLES.values()} == set(FORMATS)
+
+
+def test_every_family_has_a_format_or_is_known_to_have_none():
+    assert {format.family for format in FORMATS.values()} | {"minilm", "smollm2"} == set(FAMILIES) - NONE
+
+
+def _bound(format, model, architecture):
+    shapes = flat_shapes(layout(model)[0])
+    return bindings(format.table(model), model, shapes, format.base_of(architecture)), shapes
+
+
+def _check_covered(bound, shapes) -> None:
+    """Every number of every parameter has one place in one tensor."""
+    parts = [part for binding in bound for part in binding.parts]
+    assert {part.path for part in parts} == set(shapes)
+    counts = {path: np.zeros(shapes[path][: len(index)], int) for path, index in parts}
+    for path, index in parts:
+        counts[path][index] += 1
+    assert all((count == 1).all() for count in counts.values())
+    assert max(Counter(binding.name for binding in bound).values()) == 1
+    assert sum(np.prod(b.shape, dtype=int) for b in bound) == sum(np.prod(s, dtype=int) for s in shapes.values())
+
+
+# ---------------------------------------------------------------- samples
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_table_covers_both_sides_once(name, saved):
+    files = HuggingFaceDirectory(saved(name))
+    bound, shapes = _bound(files.format, files.model, SAMPLES[name].architecture)
+    _check_covered(bound, shapes)
+    stored = load_file(saved(name) / "model.safetensors")
+    assert {binding.name: binding.shape for binding in bound} == {key: t.shape for key, t in stored.items()}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_import_then_export_gives_the_bytes_back(name, saved, loaded, tmp_path):
+    format = export(tmp_path, loaded(name).config.model, loaded(name).params, F32, model_type=SAMPLES[name].model_type)
+    assert format is FORMATS[SAMPLES[name].model_type]
+    assert (tmp_path / "model.safetensors").read_bytes() == (saved(name) / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_transformers_loads_what_we_write(name, saved, loaded, tmp_path):
+    export(tmp_path, loaded(name).config.model, loaded(name).params, F32, model_type=SAMPLES[name].model_type)
+    kind = getattr(transformers, SAMPLES[name].architecture)
+    theirs, report = kind.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report.values()), report
+    wanted = kind.from_pretrained(saved(name)).state_dict()
+    again = theirs.state_dict()
+    assert again.keys() == wanted.keys()
+    for key in wanted:
+        np.testing.assert_array_equal(again[key].numpy(), wanted[key].numpy(), err_msg=key)
+
+
+# Spelt in another way, and of no meaning: sizes written out where absence means them, and those of layers not there.
+RESPELT = {"n_inner", "head_dim", "max_window_layers", "intermediate_size", "activation_function"}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_transformers_reads_our_config_as_its_own(name, saved, loaded):
+    _, fields = export_format(loaded(name).config.model, SAMPLES[name].model_type)
+    kind = getattr(transformers, SAMPLES[name].config)
+    again, wanted = (kind.from_dict(values).to_dict() for values in (fields, _json(saved(name) / "config.json")))
+    names = set(again) | set(wanted)
+    different = {key for key in names if again.get(key) != wanted.get(key)}
+    assert different <= RESPELT | {"dtype", "transformers_version", "_name_or_path"}
+
+
+# ---------------------------------------------------------------- presets
+HELD = [name for family, module in FAMILIES.items() if family not in NONE for name in module.PRESETS]
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_every_preset_has_a_format_that_says_it_all(name):
+    model = preset(name)
+    format, fields = export_format(model)
+    bound, shapes = _bound(format, model, fields["architectures"][0])
+    _check_covered(bound, shapes)
+    rest = {key: value for key, value in json.loads(json.dumps(fields)).items() if key != "model_type"}
+    again = Fields(rest, "written")
+    found = Found(fields["architectures"][0], frozenset(binding.name for binding in bound))
+    assert _spelt_out(format.read(again, found)) == _spelt_out(model)
+    again.finish()
+    assert transformers.AutoConfig.for_model(**fields).model_type == format.model_type
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name not in HELD])
+def test_what_has_no_format_is_told_which_field_is_in_the_way(name):
+    with pytest.raises(UserError, match="no Hugging Face format can hold this model") as error:
+        export_format(preset(name))
+    reasons = dict(line.strip().split(": ", 1) for line in str(error.value).splitlines()[1:])
+    assert set(reasons) == {f.model_type for f in FORMATS.values() if f.shape == preset(name).shape}
+    if preset(name).shape == "decoder-only":
+        assert set(reasons.values()) == {"it has no recurrent layers"}
+    else:
+        assert reasons["bart"] == "its embedding.position.kind would be 'learned', not 'sinusoidal'"
+        assert reasons["marian"] == "its embedding.position.layout would be 'halves', not 'interleaved'"
+
+
+def test_a_format_asked_for_by_name():
+    assert export_format(preset("smollm2-135m"), "llama")[0].model_type == "llama"
+    with pytest.raises(UserError, match=r"no Hugging Face format 'lama'; there are: gpt2, llama, "):
+        export_format(preset("smollm2-135m"), "lama")
+    with pytest.raises(UserError, match=r"format 'bert' cannot hold this model: it is not decoder-only"):
+        export_format(preset("smollm2-135m"), "bert")
+    with pytest.raises(UserError, match=r"qwen2: its decoder\.pattern\.0\.attention\.bias would be True, not False"):
+        export_format(preset("smollm2-135m"), "qwen2")
+
+
+def _spelt_out(model):
+    """No number of key-value heads means as many as there are heads."""
+    text = model.model_dump_json()
+    return re.sub(r'"num_heads":(\d+),"num_kv_heads":null', r'"num_heads":\1,"num_kv_heads":\1', text)
+
+
+def _json(path):
+    return json.loads(path.read_text())

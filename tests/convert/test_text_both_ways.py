@@ -1,0 +1,239 @@
+"""Text in, text out: imported, exported and trained models say the same here and in transformers."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import tokenizers
+import transformers
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+from jaxformer.checkpoint import Checkpoints
+from jaxformer.config import (
+    CheckpointConfig,
+    Constant,
+    DataConfig,
+    MemorySource,
+    ModelConfig,
+    OptimConfig,
+    RunConfig,
+    SentencePieceTokenizer,
+    SpecialIds,
+    TrainConfig,
+    save_json,
+)
+from jaxformer.data.tokenizer import Tokenizer, train_sentencepiece
+from jaxformer.decode.requests import generate
+from jaxformer.errors import UserError
+from jaxformer.exchange import ORIGIN, export_run, import_run
+from jaxformer.layers import init_params
+from jaxformer.models.llama import llama
+from jaxformer.models.rnn import rnn
+from jaxformer.models.t5 import t5
+from jaxformer.models.vaswani import vaswani
+from jaxformer.run import load
+from jaxformer.train.loop import train
+from jaxformer.zoo.samples import SAMPLES, VOCAB
+
+PROMPTS = ["the quick brown fox", "a lazy dog sleeps", "jumps"]
+TEXT = ["the quick brown fox jumps over the lazy dog while a small cat sleeps on the warm roof of my old house"] * 5
+NEW = 12
+
+
+def _make(directory: Path, name: str, special: list[str], single: list[str], **roles: str) -> None:
+    """A sample with a tokenizer of as many ids as it has rows."""
+    SAMPLES[name].save(directory)
+    backend = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    backend.decoder = decoders.Metaspace()
+    backend.train_from_iterator(TEXT, trainers.BpeTrainer(vocab_size=VOCAB, special_tokens=special))
+    marks = [(token, backend.token_to_id(token)) for token in single if token != "$A"]
+    backend.post_processor = processors.TemplateProcessing(single=single, special_tokens=marks)
+    assert backend.get_vocab_size() == VOCAB
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", pad_token="<pad>", **roles)
+    fast.save_pretrained(directory)
+
+
+@pytest.fixture(scope="module")
+def llama_dir(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("theirs") / "llama"
+    special = ["<pad>", "<s>", "</s>", "<unk>"]
+    _make(path, "llama", special, ["<s>", "$A"], bos_token="<s>", eos_token="</s>")
+    return path
+
+
+@pytest.fixture(scope="module")
+def t5_dir(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("theirs") / "t5"
+    _make(path, "t5v1.1", ["<pad>", "</s>", "<unk>"], ["$A", "</s>"], eos_token="</s>")
+    return path
+
+
+def their_ids(directory: Path) -> list[list[int]]:
+    """What transformers continues the prompts with, one by one."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    config = transformers.AutoConfig.from_pretrained(directory)
+    kind = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
+    model = kind.from_pretrained(directory)
+    rows = []
+    for prompt in PROMPTS:
+        inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+        # Its cache counts the layers of a T5's encoder where it needs those of the decoder.
+        ids = model.generate(**inputs, max_new_tokens=NEW, do_sample=False, use_cache=not config.is_encoder_decoder)[0]
+        rows.append(ids[1 if config.is_encoder_decoder else inputs["input_ids"].shape[1] :].tolist())
+    return rows
+
+
+def their_texts(directory: Path) -> list[str]:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    return [tokenizer.decode(row, skip_special_tokens=True) for row in their_ids(directory)]
+
+
+def jaxformer(*arguments: object, fails: bool = False) -> str:
+    command = [sys.executable, "-m", "jaxformer.cli", *map(str, arguments)]
+    flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=1")
+    environment = os.environ | {"XLA_FLAGS": flags, "COLUMNS": "200"}
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert (result.returncode != 0) == fails, result.stdout + result.stderr
+    return result.stderr if fails else result.stdout
+
+
+# ---------------------------------------------------------------- imported
+def test_import_generate_export_on_the_command_line(llama_dir, tmp_path):
+    run, out = tmp_path / "run", tmp_path / "out"
+    size = sum(leaf.size for leaf in jax.tree.leaves(load(llama_dir).params))
+    assert jaxformer("import", llama_dir, run) == f"llama with {size:,} parameters imported into {run}\n"
+    assert jaxformer("export", run, out, "--dtype", "float32") == f"step 0 exported as llama in float32 to {out}\n"
+    prompts = [word for prompt in PROMPTS for word in ("--prompt", prompt)]
+    said = jaxformer("generate", run, *prompts, "--max-new-tokens", NEW)
+    wanted = their_texts(llama_dir)
+    assert len(set(wanted)) == len(wanted)
+    assert all(wanted)
+    assert said == "\n".join(wanted) + "\n"
+    assert their_texts(out) == wanted
+    assert generate(load(out), PROMPTS, NEW) == wanted
+    for name in ("tokenizer.json", "tokenizer_config.json", "model.safetensors"):
+        assert (out / name).read_bytes() == (llama_dir / name).read_bytes()
+
+
+def test_a_mistake_on_the_command_line_is_one_line(llama_dir, tmp_path):
+    message = jaxformer("export", llama_dir, tmp_path / "out", "--model-type", "bert", fails=True)
+    assert message == "error: the Hugging Face format 'bert' cannot hold this model: it is not decoder-only\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_encoder_decoder_says_the_same(t5_dir, tmp_path):
+    import_run(t5_dir, tmp_path / "run")
+    export_run(tmp_path / "run", tmp_path / "out")
+    wanted = their_texts(t5_dir)
+    assert len(set(wanted)) > 1
+    assert all(wanted)
+    assert their_texts(tmp_path / "out") == wanted
+    for path in (t5_dir, tmp_path / "run", tmp_path / "out"):
+        assert generate(load(path), PROMPTS, NEW) == wanted
+
+
+def test_a_hugging_face_directory_can_be_exported_as_it_is(llama_dir, tmp_path):
+    export_run(llama_dir, tmp_path / "out", dtype="bfloat16")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+# ---------------------------------------------------------------- trained here
+def test_a_run_trained_here_says_the_same_there(tmp_path):
+    documents = tuple("the quick brown fox jumps over the lazy dog " * (1 + i % 3) for i in range(40))
+    run, out = tmp_path / "run", tmp_path / "out"
+    config = RunConfig(
+        workdir=str(run),
+        model=llama(
+            num_layers=2, embed_dim=32, num_heads=4, num_kv_heads=2, mlp_dim=48, vocab_size=300, context_length=64
+        ),
+        data=DataConfig(
+            train=MemorySource(documents=documents), tokenizer=SentencePieceTokenizer(), length=32, batch_size=8
+        ),
+        optim=OptimConfig(learning_rate=1e-2, schedule=Constant()),
+        train=TrainConfig(steps=20),
+    )  # fmt: skip
+    train(config)
+    assert export_run(run, out) == f"step 20 exported as llama in float32 to {out}"
+    wanted = generate(load(run), PROMPTS, NEW)
+    assert all(wanted)
+    assert their_texts(out) == wanted
+    assert generate(load(out), PROMPTS, NEW) == wanted
+    tokenizer = load(run).tokenizer
+    written = json.loads((out / "config.json").read_text())
+    assert [written[f"{role}_token_id"] for role in ("bos", "eos", "pad")] == [
+        tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id,
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_sentencepiece(TEXT, 290, SentencePieceTokenizer())
+
+
+def made_here(directory: Path, model: ModelConfig, tokenizer: Tokenizer | None) -> Path:
+    """A run as training would leave it, with first values for parameters."""
+    config = RunConfig(model=model, workdir=str(directory))
+    params = jax.tree.map(lambda x: 3.0 * x, init_params(model, jax.random.key(0)))
+    with Checkpoints(directory, CheckpointConfig()) as checkpoints:
+        checkpoints.save(5, {"params": params}, config, {"step": 5}, None)
+    if tokenizer is not None:
+        tokenizer.save(directory)
+    save_json(config, directory)
+    return directory
+
+
+def test_an_encoder_decoder_trained_here(tokenizer, tmp_path):
+    """It leaves special ids to its tokenizer and so begins with bos, where a T5 begins with padding."""
+    shape = {"num_layers": 2, "embed_dim": 32, "num_heads": 4, "head_dim": 8, "mlp_dim": 48, "vocab_size": 290}
+    model = t5(**shape, special=SpecialIds())
+    run = made_here(tmp_path / "run", model, tokenizer)
+    export_run(run, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["decoder_start_token_id"] == tokenizer.bos_id
+    # Ids, as first values spell no text: bytes that are no UTF-8 are shown in different ways.
+    sources = [[*tokenizer.encode(prompt), tokenizer.eos_id] for prompt in PROMPTS]
+    wanted = generate(load(run), sources, NEW)
+    assert len({tuple(row) for row in wanted}) > 1
+    assert [[id for id in row if id != tokenizer.eos_id] for row in their_ids(tmp_path / "out")] == wanted
+
+
+def test_without_a_tokenizer(tmp_path):
+    model = llama(num_layers=1, embed_dim=16, num_heads=2, num_kv_heads=1, mlp_dim=16, vocab_size=40, context_length=16)
+    run = made_here(tmp_path / "run", model, None)
+    export_run(run, tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["config.json", "model.safetensors"]
+    again = load(tmp_path / "out")
+    assert again.config.model == model
+    jax.tree.map(np.testing.assert_array_equal, again.params, load(run).params)
+
+
+def test_an_imported_run_keeps_what_it_came_with(llama_dir, tmp_path):
+    import_run(llama_dir, tmp_path / "run")
+    origin = json.loads((tmp_path / "run" / ORIGIN).read_text())
+    assert origin == {"model_type": "llama", "dtype": "float32", "other_dtypes": {}}
+    assert load(tmp_path / "run").step == 0
+    assert load(tmp_path / "run").config.workdir == str(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (rnn(cell="lstm", num_layers=1, embed_dim=8, dim=8, vocab_size=300), "llama: it has no recurrent layers"),
+        (
+            vaswani(num_layers=1, embed_dim=16, num_heads=2, mlp_dim=16, vocab_size=300),
+            "marian: its embedding.position.layout would be 'halves', not 'interleaved'",
+        ),
+    ],
+    ids=["recurrent", "vaswani"],
+)
+def test_what_cannot_be_exported(model, message, tokenizer, tmp_path):
+    run = made_here(tmp_path / "run", model, tokenizer)
+    with pytest.raises(UserError, match="no Hugging Face format can hold this model") as error:
+        export_run(run, tmp_path / "out")
+    assert message in str(error.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
