@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 VOCAB = 96
+POSITIONS = 160  # several blocks of attention
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,8 @@ class Sample:
     config: str
     """Name of transformers' config class."""
     fields: dict[str, Any] = field(default_factory=dict)
+    own_output: bool = False
+    """An output projection of its own, where the library ties a new model's whatever its config says."""
 
     def make(self, seed: int = 0) -> Any:
         """The model in evaluation mode."""
@@ -30,6 +33,9 @@ class Sample:
         config = getattr(transformers, self.config)(**self.fields)
         torch.manual_seed(seed)
         model = getattr(transformers, self.architecture)(config).eval()
+        if self.own_output:
+            shape = model.lm_head.weight.shape
+            model.lm_head.weight = torch.nn.Parameter(shape[1] ** -0.5 * torch.randn(shape))
         with torch.no_grad():
             for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
                 if tensor.requires_grad or name == "final_logits_bias":  # the rest are constants
@@ -56,7 +62,7 @@ _SHAPE = {
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "intermediate_size": 48,
-    "max_position_embeddings": 64,
+    "max_position_embeddings": POSITIONS,
     "bos_token_id": 1,
     "eos_token_id": 2,
     "pad_token_id": 0,
@@ -84,7 +90,7 @@ _BART = {
     "decoder_attention_heads": 2,
     "encoder_ffn_dim": 48,
     "decoder_ffn_dim": 40,
-    "max_position_embeddings": 64,
+    "max_position_embeddings": POSITIONS,
     "forced_eos_token_id": None,
 }
 _MARIAN = _BART | {
@@ -94,14 +100,19 @@ _MARIAN = _BART | {
     "scale_embedding": True,
     "activation_function": "swish",
 }
-_ROBERTA = _SHAPE | {"bos_token_id": 0, "pad_token_id": 1, "max_position_embeddings": 66, "type_vocab_size": 1}
+_ROBERTA = _SHAPE | {
+    "bos_token_id": 0,
+    "pad_token_id": 1,
+    "max_position_embeddings": POSITIONS + 2,
+    "type_vocab_size": 1,
+}
 _DISTILBERT = {
     "vocab_size": VOCAB,
     "dim": 32,
     "n_layers": 2,
     "n_heads": 4,
     "hidden_dim": 48,
-    "max_position_embeddings": 64,
+    "max_position_embeddings": POSITIONS,
 }
 _MODERNBERT = _SHAPE | {"num_hidden_layers": 5, "cls_token_id": 1, "sep_token_id": 2, "local_attention": 8}
 _GPT2 = {
@@ -109,7 +120,7 @@ _GPT2 = {
     "n_embd": 32,
     "n_layer": 3,
     "n_head": 4,
-    "n_positions": 64,
+    "n_positions": POSITIONS,
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
@@ -157,8 +168,11 @@ SAMPLES: dict[str, Sample] = {
         "T5ForConditionalGeneration",
         "T5Config",
         _T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+        own_output=True,
     ),
-    "mt5": Sample("mt5", "MT5ForConditionalGeneration", "MT5Config", _T5 | {"feed_forward_proj": "gated-gelu"}),
+    "mt5": Sample(
+        "mt5", "MT5ForConditionalGeneration", "MT5Config", _T5 | {"feed_forward_proj": "gated-gelu"}, own_output=True
+    ),
     "bart": Sample("bart", "BartForConditionalGeneration", "BartConfig", _BART),
     "marian": Sample("marian", "MarianMTModel", "MarianConfig", _MARIAN),
     "bert": Sample("bert", "BertForMaskedLM", "BertConfig", _SHAPE),

@@ -1,0 +1,169 @@
+"""Golden numbers: one step of AdamW from fixed first values, for a small model of every family."""
+
+import jax
+import numpy as np
+import pytest
+
+from jaxformer.config import (
+    AttentionConfig,
+    BandScaling,
+    BlockConfig,
+    BucketBias,
+    HeadConfig,
+    InitConfig,
+    Learned,
+    ModelConfig,
+    NormalInit,
+    OptimConfig,
+    RecurrentConfig,
+    RunConfig,
+    SpecialIds,
+    StackConfig,
+    TrainConfig,
+)
+from jaxformer.config.base import Config
+from jaxformer.layers import Transformer, abstract_params
+from jaxformer.models import FAMILIES, preset
+from jaxformer.train.optim import make_optimizer
+from jaxformer.train.state import init_state
+from jaxformer.train.step import train_step
+
+# Loss and norm of the gradient before the step, norm of the parameters after it.
+GOLDEN = {
+    "bart-base": (4.526236, 1.838771, 25.30457),
+    "bert-base": (4.383286, 4.164862, 17.34917),
+    "distilbert-base": (4.453874, 3.879386, 17.32299),
+    "gemma2-2b": (4.361953, 4.514957, 19.0635),
+    "gpt2-124m": (4.567339, 2.793553, 15.61329),
+    "llama3.1-8b": (4.092459, 2.805588, 16.40382),
+    "marian-opus-en-de": (4.641335, 2.077438, 23.79324),
+    "minilm-l6": (4.424617, 3.568566, 16.88715),
+    "mistral-7b": (4.115557, 2.939199, 16.41606),
+    "mixtral-8x7b": (4.291838, 2.560766, 21.85587),
+    "modernbert-base": (3.988107, 3.201122, 23.50854),
+    "mt5-small": (4.768886, 6.74381, 32.51263),
+    "qwen3-30b-a3b": (4.217133, 2.806687, 23.63451),
+    "rnn-lstm-small": (4.108244, 0.1971701, 21.67794),
+    "roberta-base": (4.255653, 3.437237, 17.36467),
+    "smollm2-135m": (4.442639, 2.492572, 15.20168),
+    "t5-small": (4.170823, 0.5158972, 26.53197),
+    "vaswani-base": (4.595199, 2.221924, 27.1026),
+}
+ROWS, LENGTH, SOURCE_LENGTH = 4, 12, 10
+OPTIM = OptimConfig(learning_rate=1e-2, weight_decay=0.1, clip_norm=1.0, schedule={"kind": "constant"})
+# Numbers of an optimised and of a plain program, or of two processors, differ by about 1e-6.
+TOLERANCE = 1e-5
+
+
+# ---------------------------------------------------------------- a published model, small
+def shrunk(model: ModelConfig) -> ModelConfig:
+    """The same structure with all sizes small; a model without logits gets them, to have something to learn."""
+    sizes = {"vocab_size": 61, "embed_dim": 16, "context_length": 32, "special": SpecialIds()}
+    position = model.embedding.position
+    if isinstance(position, Learned):
+        sizes["embedding"] = _with(model.embedding, position=_with(position, max_length=32))
+    stacks = {side: _stack(getattr(model, side), model.embed_dim) for side in ("encoder", "decoder")}
+    return _with(model, **sizes, **stacks, head=model.head or HeadConfig(), init=_init(model.init))
+
+
+def _stack(stack: StackConfig | RecurrentConfig | None, embed_dim: int) -> StackConfig | RecurrentConfig | None:
+    if stack is None:
+        return None
+    if isinstance(stack, RecurrentConfig):
+        return _with(stack, num_layers=2, dim=24)
+    first, pattern = (tuple(_block(b, embed_dim) for b in blocks) for blocks in (stack.first, stack.pattern))
+    bias = stack.relative_bias and BucketBias(num_buckets=8, max_distance=10)
+    # One layer more than the pattern, so that it begins anew.
+    return _with(stack, num_layers=len((*first, *pattern)) + 1, first=first, pattern=pattern, relative_bias=bias)
+
+
+def _block(block: BlockConfig, embed_dim: int) -> BlockConfig:
+    mlp = {"dim": 24} | ({"num_experts": 4, "top_k": 2} if block.mlp.kind == "moe" else {})
+    cross = block.cross_attention and _attention(block.cross_attention, embed_dim)
+    attention = _attention(block.attention, embed_dim)
+    return _with(block, attention=attention, cross_attention=cross, mlp=_with(block.mlp, **mlp))
+
+
+def _attention(attention: AttentionConfig, embed_dim: int) -> AttentionConfig:
+    """Four heads, groups of two of them or one group as before; heads are wider than the model where they were."""
+    groups = {1: 1, attention.num_heads: 4}.get(attention.kv_heads, 2)
+    wide = attention.num_heads * attention.head_dim != embed_dim
+    position = attention.position
+    if isinstance(getattr(position, "scaling", None), BandScaling):
+        position = _with(position, scaling=_with(position.scaling, original_length=8))
+    return _with(
+        attention,
+        num_heads=4,
+        num_kv_heads=groups,
+        head_dim=8 if wide else 4,
+        window=attention.window and 5,
+        position=position,
+    )
+
+
+def _init(init: InitConfig) -> InitConfig:
+    """First values that fixed deviations made for wide models would leave near zero."""
+    draws = {name: getattr(init, name) for name in ("kernel", "embedding")}
+    wide = {name: NormalInit(stddev=0.2) for name, draw in draws.items() if isinstance(draw, NormalInit)}
+    return _with(init, **wide)
+
+
+def _with(config: Config, **fields) -> Config:
+    """Checked again, unlike a plain copy."""
+    return type(config)(**{name: getattr(config, name) for name in type(config).model_fields} | fields)
+
+
+# ---------------------------------------------------------------- one step
+def make_batch(model: ModelConfig) -> dict[str, np.ndarray]:
+    """Two texts a row and padding; an encoder is asked for a fifth of its tokens, a decoder for the next ones."""
+    rng = np.random.default_rng(0)
+    arrays = _packed(rng, model.vocab_size, LENGTH, "tokens", "")
+    real = arrays["segments"] > 0
+    if model.decoder is None:
+        targets, weights = arrays["tokens"].copy(), real & (rng.random(real.shape) < 0.2)
+        arrays["tokens"][weights] = 3  # stands for the mask
+    else:
+        targets, weights = np.roll(arrays["tokens"], -1, axis=1), real
+    if model.shape == "encoder-decoder":
+        arrays |= _packed(rng, model.vocab_size, SOURCE_LENGTH, "inputs", "input_")
+    arrays = {name: array.astype(np.int32) for name, array in (arrays | {"targets": targets}).items()}
+    return arrays | {"weights": weights.astype(np.float32)}
+
+
+def _packed(rng: np.random.Generator, vocab_size: int, length: int, tokens: str, prefix: str) -> dict[str, np.ndarray]:
+    cut, end = rng.integers(3, length // 2, (ROWS, 1)), rng.integers(length // 2 + 1, length + 1, (ROWS, 1))
+    index = np.broadcast_to(np.arange(length), (ROWS, length))
+    segments = np.where(index < cut, 1, np.where(index < end, 2, 0))
+    positions = np.where(index < cut, index, index - cut) * (segments > 0)
+    ids = rng.integers(4, vocab_size, (ROWS, length))
+    return {tokens: ids, f"{prefix}positions": positions, f"{prefix}segments": segments}
+
+
+def one_step(model: ModelConfig) -> tuple[float, float, float]:
+    config = RunConfig(model=model, optim=OPTIM, train=TrainConfig(steps=10, loss_chunks=1))
+    optimizer = make_optimizer(config.optim, config.train.steps, abstract_params(model)[1])
+    batch = make_batch(model)
+
+    @jax.jit
+    def run():
+        state = init_state(config, optimizer)
+        return train_step(state, batch, model=Transformer(model), optimizer=optimizer, config=config)[1]
+
+    metrics = run()
+    return tuple(float(metrics[name]) for name in ("loss", "grad_norm", "param_norm"))
+
+
+def test_every_family_has_golden_numbers():
+    assert all(set(module.PRESETS) & set(GOLDEN) for module in FAMILIES.values())
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_one_step(name):
+    found = one_step(shrunk(preset(name)))
+    row = f'"{name}": ({", ".join(f"{value:.7g}" for value in found)}),'
+    advice = (
+        "Loss, gradient norm and parameter norm of one step have changed. If its mathematics, the first values or "
+        f"the preset changed on purpose, say so in the commit and put this row into GOLDEN:\n{row}\n"
+        "For all new rows: pytest -n 0 tests/zoo/test_golden.py | sed -n 's/^E  *\\(\".*),\\)$/    \\1/p'"
+    )
+    np.testing.assert_allclose(found, GOLDEN[name], rtol=TOLERANCE, err_msg=advice)

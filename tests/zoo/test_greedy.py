@@ -1,0 +1,127 @@
+"""Greedy continuations and scores equal those of transformers: ours from one cached batch, theirs row by row."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+import jaxformer as jf
+from jaxformer.decode.generate import Prompt, Rows, prefill, token_step
+from jaxformer.layers import Transformer
+from jaxformer.typing import tokens_from_ids
+from jaxformer.zoo.samples import SAMPLES, VOCAB
+
+NEW_TOKENS = 20
+PROMPT_LENGTHS = (3, 13, 8, 1)
+GENERATING = [
+    name for name, s in SAMPLES.items() if s.architecture.endswith(("LMHeadModel", "CausalLM", "Generation", "MTModel"))
+]
+
+
+def prompts(seed: int = 0) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(3, VOCAB - 1, length).tolist() for length in PROMPT_LENGTHS]
+
+
+def continuation(pair, row: list[int], **options) -> list[int]:
+    """New tokens of transformers, up to the end of text."""
+    with torch.no_grad():
+        # Without their cache: it is the reference, and a T5 whose decoder is deeper than its encoder has no room in it.
+        given = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "num_beams": 1, "use_cache": False} | options
+        ids = torch.tensor([row])
+        [tokens] = pair.theirs.generate(ids, attention_mask=torch.ones_like(ids), **given).tolist()
+    start = 1 if pair.config.shape == "encoder-decoder" else len(row)
+    ends = options.get("eos_token_id", pair.theirs.generation_config.eos_token_id)
+    return tokens[start : tokens.index(ends, start) if ends in tokens[start:] else None]
+
+
+def log_probs(logits: torch.Tensor, targets: list[int]) -> np.ndarray:
+    return logits[0].log_softmax(-1)[torch.arange(len(targets)), torch.tensor(targets)].numpy()
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_generating_samples_are_those_with_a_decoder(name, pair_of):
+    assert (name in GENERATING) == (pair_of(name).config.decoder is not None)
+
+
+@pytest.mark.parametrize("name", GENERATING)
+def test_greedy_continuations(name, pair_of):
+    pair = pair_of(name)
+    assert jf.generate(pair.run, prompts(), max_new_tokens=NEW_TOKENS) == [continuation(pair, r) for r in prompts()]
+
+
+@pytest.mark.parametrize("name", GENERATING)
+def test_cached_logits_of_given_tokens(name, pair_of):
+    """Small tied models repeat themselves when they are free: here they must answer to tokens drawn for them."""
+    pair = pair_of(name)
+    source = None
+    rows = prompts()
+    if pair.config.shape == "encoder-decoder":
+        source, rows = _padded(rows), [[pair.theirs.config.decoder_start_token_id] for _ in rows]
+    given = np.random.default_rng(2).integers(3, VOCAB - 1, (len(rows), NEW_TOKENS)).astype(np.int32)
+    ids, mask = _padded(rows)
+    active, source = np.ones(len(rows), bool), source and tokens_from_ids(*source)
+    prompt = Prompt(ids, mask.sum(axis=1), np.zeros(len(rows), np.uint32), active, source)
+    state, first_BV = prefill(pair.run.model, pair.run.decode_params, prompt, capacity=ids.shape[1] + NEW_TOKENS)
+    later_TBV = _cached(pair.run.model, pair.run.decode_params, state, given.T)
+    for i, row in enumerate(rows):
+        wanted = _logits(pair, [*row, *given[i].tolist()], prompts()[i])[len(row) - 1 :]
+        found = np.stack([first_BV[i], *later_TBV[:, i]])
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4)
+
+
+@partial(jax.jit, static_argnames="model")
+def _cached(model: Transformer, params, rows: Rows, tokens_TB: jax.Array) -> jax.Array:
+    return jax.lax.scan(lambda rows, token_B: token_step(model, params, rows, token_B), rows, tokens_TB)[1]
+
+
+def _logits(pair, row: list[int], source: list[int]) -> np.ndarray:
+    with torch.no_grad():
+        if pair.config.shape == "encoder-decoder":
+            return pair.theirs(torch.tensor([source]), decoder_input_ids=torch.tensor([row])).logits[0].numpy()
+        return pair.theirs(torch.tensor([row])).logits[0].numpy()
+
+
+def _padded(rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and mask, as long as `generate` makes them, so that its programs serve here too."""
+    ids, mask = np.zeros((2, len(rows), 16), np.int32)
+    for i, row in enumerate(rows):
+        ids[i, : len(row)], mask[i, : len(row)] = row, 1
+    return ids, mask
+
+
+@pytest.mark.parametrize("name", ["llama", "bart"])
+def test_continuations_end_where_theirs_do(name, pair_of):
+    """The end of text is a token that one row comes to by itself."""
+    pair = pair_of(name)
+    free = [continuation(pair, row) for row in prompts()]
+    end = next(token for token in free[0] if token not in free[0][:3])
+    wanted = [continuation(pair, row, eos_token_id=end) for row in prompts()]
+    assert len(wanted[0]) < len(free[0])
+    special = pair.config.special.model_copy(update={"eos": (end,)})
+    model = pair.config.model_copy(update={"special": special})
+    run = replace(pair.run, config=pair.run.config.model_copy(update={"model": model}))
+    assert jf.generate(run, prompts(), max_new_tokens=NEW_TOKENS) == wanted
+
+
+def test_scores_of_a_decoder(pair_of):
+    pair = pair_of("llama")
+    start = pair.theirs.config.bos_token_id
+    for row, found in zip(prompts(), jf.score(pair.run, prompts()), strict=True):
+        with torch.no_grad():
+            logits = pair.theirs(torch.tensor([[start, *row[:-1]]])).logits
+        np.testing.assert_allclose(found, log_probs(logits, row), atol=1e-4)
+
+
+def test_scores_of_an_encoder_decoder(pair_of):
+    pair = pair_of("marian")
+    sources, targets = prompts(seed=1), prompts()
+    start = pair.theirs.config.decoder_start_token_id
+    for source, target, found in zip(sources, targets, jf.score(pair.run, targets, sources), strict=True):
+        with torch.no_grad():
+            previous = torch.tensor([[start, *target[:-1]]])
+            logits = pair.theirs(torch.tensor([source]), decoder_input_ids=previous).logits
+        np.testing.assert_allclose(found, log_probs(logits, target), atol=1e-4)
