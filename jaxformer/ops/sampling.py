@@ -1,41 +1,194 @@
-"""Choosing the next token from logits: filters, then a draw that depends on its own row alone."""
+"""Everything between logits and the next token, for rows that each have settings of their own.
+
+The filters run in the order of transformers' `_get_logits_processor`:
+
+    1 bias   2 repetition, frequency, presence penalty   3 no-repeat n-grams   4 banned tokens   5 minimum length
+    6 forced first token   7 forced last token   | sampled rows only:
+    8 temperature   9 top-k   10 top-p   11 min-p   12 typical-p
+
+transformers has no frequency and presence penalty; they follow the repetition penalty, as in vLLM. A forced token wins
+over every removal. If removals leave a row nothing, they give way instead: first the n-grams, then the minimum length,
+last the bans. That is why 3 runs after 5 here; removals commute otherwise.
+
+A filter that no row of a batch uses is `None` in `Settings`, so the structure of the settings says which filters are
+compiled and a greedy batch pays for none; their values are data, and do not compile again. Everything is float32.
+What users may ask for is checked in `decode/settings.py`.
+"""
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+
+from jaxformer.ops import filters
+from jaxformer.typing import Array, Bool, Float, Int
+
+# A lower temperature is greedy: logits over it might overflow, and only a near tie could still be drawn otherwise.
+LEAST_TEMPERATURE = 1e-6
 
 
-def top_k_filter(logits: Float[Array, "B V"], k: int) -> Float[Array, "B V"]:
-    """Keep the k largest logits of each row (ties with the k-th stay)."""
-    k = min(k, logits.shape[-1])
-    threshold = jax.lax.top_k(logits, k)[0][:, -1:]
-    return jnp.where(logits < threshold, -jnp.inf, logits)
+class Settings(NamedTuple):
+    """One entry a row; none for what no row uses. The value in brackets leaves a row as it is."""
+
+    temperature: Float[Array, " B"] | None = None  # (0: the likeliest token, whatever the five filters below say)
+    top_k: Int[Array, " B"] | None = None  # (0)
+    top_p: Float[Array, " B"] | None = None  # (1)
+    min_p: Float[Array, " B"] | None = None  # (0)
+    typical_p: Float[Array, " B"] | None = None  # (1)
+    repetition_penalty: Float[Array, " B"] | None = None  # (1) over the prompt's tokens and the new ones
+    frequency_penalty: Float[Array, " B"] | None = None  # (0) over the new tokens
+    presence_penalty: Float[Array, " B"] | None = None  # (0) over the new tokens
+    no_repeat_ngram: Int[Array, " B"] | None = None  # (0) over the prompt's tokens and the new ones
+    min_new_tokens: Int[Array, " B"] | None = None  # (0) needs eos
+    max_new_tokens: Int[Array, " B"] | None = None  # where forced_last stands
+    eos: Int[Array, "B E"] | None = None  # what ends a row; -1 is no token
+    forced_first: Int[Array, " B"] | None = None  # (-1)
+    forced_last: Int[Array, " B"] | None = None  # (-1) needs max_new_tokens
+    bias: Float[Array, "B V"] | None = None  # (0) added to the logits
+    banned: Bool[Array, "B V"] | None = None  # (false)
 
 
-def top_p_filter(logits: Float[Array, "B V"], p: float) -> Float[Array, "B V"]:
-    """Keep the smallest set of likeliest tokens whose probability reaches p (arXiv:1904.09751); never empty."""
-    descending = -jnp.sort(-logits, axis=-1)
-    probabilities = jax.nn.softmax(descending, axis=-1)
-    before = jnp.cumsum(probabilities, axis=-1) - probabilities
-    kept = jnp.where(before < p, descending, jnp.inf)
-    return jnp.where(logits < kept.min(axis=-1, keepdims=True), -jnp.inf, logits)
+class History(NamedTuple):
+    """What the filters remember of each row; none for what no filter asks. Every array leads with B."""
+
+    num_new: Int[Array, " B"]
+    in_prompt: Bool[Array, "B V"] | None = None
+    counts: Int[Array, "B V"] | None = None  # of the new tokens
+    ids: Int[Array, "B T"] | None = None  # the prompt, then the new tokens, right-padded
+    lengths: Int[Array, " B"] | None = None  # of `ids`
+
+
+class LogProbs(NamedTuple):
+    chosen: Float[Array, " B"]
+    top: Float[Array, "B N"]  # descending
+    top_ids: Int[Array, "B N"]
+
+
+# ---------------------------------------------------------------- history
+def first_history(
+    settings: Settings, ids_BT: Int[Array, "B T"], lengths_B: Int[Array, " B"], *, vocab_size: int, capacity: int
+) -> History:
+    """Before the first new token.
+
+    Args:
+      ids_BT: right-padded prompts; of an encoder-decoder, those of the decoder.
+      capacity: the most tokens a row can reach, prompt included.
+    """
+    batch, length = ids_BT.shape
+    history = History(jnp.zeros(batch, jnp.int32))
+    if settings.repetition_penalty is not None:
+        real_BT = jnp.where(jnp.arange(length) < lengths_B[:, None], ids_BT, -1)
+        history = history._replace(in_prompt=filters.tokens_in(real_BT, vocab_size))
+    if any(x is not None for x in (history.in_prompt, settings.frequency_penalty, settings.presence_penalty)):
+        history = history._replace(counts=jnp.zeros((batch, vocab_size), jnp.int32))
+    if settings.no_repeat_ngram is not None:
+        room_BT = jnp.pad(ids_BT, ((0, 0), (0, capacity - length)))
+        history = history._replace(ids=room_BT, lengths=jnp.asarray(lengths_B))
+    return history
+
+
+def next_history(history: History, token_B: Int[Array, " B"]) -> History:
+    """After one more token a row."""
+    rows_B = jnp.arange(token_B.shape[0])
+    extended = history._replace(num_new=history.num_new + 1)
+    if history.counts is not None:
+        extended = extended._replace(counts=history.counts.at[rows_B, token_B].add(1, mode="drop"))
+    if history.ids is not None:
+        ids_BT = history.ids.at[rows_B, history.lengths].set(token_B, mode="drop")
+        extended = extended._replace(ids=ids_BT, lengths=history.lengths + 1)
+    return extended
+
+
+# ---------------------------------------------------------------- tokens
+def choose(logits_BV: Float[Array, "B V"], keys_B: jax.Array, settings: Settings, history: History) -> Int[Array, " B"]:
+    """One token a row: the likeliest at temperature 0, else a draw that depends on the row and its key alone."""
+    scores_BV = filtered(logits_BV, settings, history)
+    best_B = jnp.argmax(scores_BV, axis=-1).astype(jnp.int32)
+    if settings.temperature is None:
+        return best_B
+    drawn_B = jax.vmap(jax.random.categorical)(keys_B, scores_BV).astype(jnp.int32)
+    return jnp.where(_is_greedy(settings), best_B, drawn_B)
+
+
+def filtered(logits_BV: Float[Array, "B V"], settings: Settings, history: History) -> Float[Array, "B V"]:
+    """The logits a row is chosen from: filters 1 to 7, and for sampled rows 8 to 12."""
+    logits_BV = adjusted(logits_BV, settings, history)
+    if settings.temperature is None:
+        return logits_BV
+    return jnp.where(_is_greedy(settings)[:, None], logits_BV, narrowed(logits_BV, settings))
+
+
+def adjusted(logits_BV: Float[Array, "B V"], settings: Settings, history: History) -> Float[Array, "B V"]:
+    """Filters 1 to 7, which greedy and beam search share with sampling."""
+    logits_BV = _penalised(logits_BV.astype(jnp.float32), settings, history)
+    if settings.banned is not None:
+        logits_BV = filters.banned(logits_BV, settings.banned)
+    if settings.min_new_tokens is not None:
+        logits_BV = filters.min_length(logits_BV, history.num_new, settings.min_new_tokens, settings.eos)
+    if settings.no_repeat_ngram is not None:
+        logits_BV = filters.no_repeat_ngram(logits_BV, history.ids, history.lengths, settings.no_repeat_ngram)
+    if settings.forced_first is not None:
+        logits_BV = filters.forced(logits_BV, jnp.where(history.num_new == 0, settings.forced_first, -1))
+    if settings.forced_last is not None:
+        is_last_B = history.num_new == settings.max_new_tokens - 1
+        logits_BV = filters.forced(logits_BV, jnp.where(is_last_B, settings.forced_last, -1))
+    return logits_BV
+
+
+def narrowed(logits_BV: Float[Array, "B V"], settings: Settings) -> Float[Array, "B V"]:
+    """Filters 8 to 12, for rows that are sampled."""
+    logits_BV = filters.tempered(logits_BV, jnp.where(_is_greedy(settings), 1.0, settings.temperature))
+    for name in ("top_k", "top_p", "min_p", "typical_p"):
+        value_B = getattr(settings, name)
+        if value_B is not None:
+            logits_BV = getattr(filters, name)(logits_BV, value_B)
+    return logits_BV
+
+
+def log_probs(logits_BV: Float[Array, "B V"], token_B: Int[Array, " B"], top_n: int = 0) -> LogProbs:
+    """Of the tokens chosen, and of the `top_n` likeliest.
+
+    The model's own where these are its logits; pass `filtered(...)` for those of the distribution that was drawn from,
+    which is what transformers' `compute_transition_scores` reports.
+    """
+    logp_BV = jax.nn.log_softmax(logits_BV.astype(jnp.float32), axis=-1)
+    chosen_B = jnp.take_along_axis(logp_BV, token_B[:, None], axis=-1)[:, 0]
+    return LogProbs(chosen_B, *jax.lax.top_k(logp_BV, min(top_n, logp_BV.shape[-1])))
 
 
 def sample(
-    logits: Float[Array, "B V"],
-    keys: jax.Array,
+    logits_BV: Float[Array, "B V"],
+    keys_B: jax.Array,
     *,
     temperature: float,
     top_k: int | None = None,
     top_p: float | None = None,
 ) -> Int[Array, " B"]:
-    """One token a row; temperature 0 is the argmax, and then keys and filters do not matter."""
-    logits = logits.astype(jnp.float32)
-    if temperature == 0.0:
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    logits = logits / temperature
-    if top_k is not None:
-        logits = top_k_filter(logits, top_k)
-    if top_p is not None and top_p < 1.0:
-        logits = top_p_filter(logits, top_p)
-    return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)
+    """`choose` where all rows share three settings known beforehand."""
+    batch = logits_BV.shape[0]
+    settings = Settings()
+    if temperature > 0:
+        settings = Settings(
+            temperature=jnp.full(batch, temperature, jnp.float32),
+            top_k=None if top_k is None else jnp.full(batch, top_k, jnp.int32),
+            top_p=None if top_p is None else jnp.full(batch, top_p, jnp.float32),
+        )
+    return choose(logits_BV, keys_B, settings, History(jnp.zeros(batch, jnp.int32)))
+
+
+def _penalised(logits_BV: Array, settings: Settings, history: History) -> Float[Array, "B V"]:
+    """Filters 1 and 2."""
+    if settings.bias is not None:
+        logits_BV = filters.biased(logits_BV, settings.bias)
+    if settings.repetition_penalty is not None:
+        seen_BV = history.in_prompt | (history.counts > 0)
+        logits_BV = filters.repetition_penalised(logits_BV, seen_BV, settings.repetition_penalty)
+    if settings.frequency_penalty is not None:
+        logits_BV = filters.frequency_penalised(logits_BV, history.counts, settings.frequency_penalty)
+    if settings.presence_penalty is not None:
+        logits_BV = filters.presence_penalised(logits_BV, history.counts, settings.presence_penalty)
+    return logits_BV
+
+
+def _is_greedy(settings: Settings) -> Bool[Array, " B"]:
+    return settings.temperature < LEAST_TEMPERATURE

@@ -1,92 +1,272 @@
-"""Choosing tokens: filters against transformers' warpers, draws by their statistics."""
+"""Every filter against its LogitsProcessor of transformers, or against its definition where transformers has none."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from jaxformer.ops.sampling import sample, top_k_filter, top_p_filter
+from jaxformer.ops import filters
 
-LOGITS = (3 * np.random.default_rng(0).normal(size=(64, 50))).astype(np.float32)
+B, V = 48, 50
+RNG = np.random.default_rng(0)
+LOGITS = (3 * RNG.normal(size=(B, V))).astype(np.float32)
+TIED = np.round(LOGITS).astype(np.float32)
+# 1 - p decides, where the rounding of p to float32 shows: so near 1, a p that float32 holds exactly.
+NARROWING = {
+    "top_k": (jax.jit(filters.top_k), [1, 2, 7, V - 1, V, V + 30]),
+    "top_p": (jax.jit(filters.top_p), [1e-9, 0.01, 0.3, 0.9, 0.97, 1 - 2**-10]),
+    "min_p": (jax.jit(filters.min_p), [0.0, 1e-6, 0.05, 0.5, 1.0]),
+    "typical_p": (jax.jit(filters.typical_p), [1e-9, 0.05, 0.2, 0.9, 0.95, 1 - 2**-10]),
+}
+NARROWING_CASES = [(name, value) for name, (_, values) in NARROWING.items() for value in values]
+no_repeat_ngram = jax.jit(filters.no_repeat_ngram)
+OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
 
 
-@pytest.mark.parametrize("k", [1, 2, 7, 49, 50, 80])
-def test_top_k_is_that_of_transformers(k):
+def rows(value, dtype=None) -> np.ndarray:
+    return np.full(B, value, dtype or (np.int32 if isinstance(value, int) else np.float32))
+
+
+def narrow(name: str, logits: np.ndarray, value) -> np.ndarray:
+    """One value for all rows."""
+    values = np.full(len(logits), value, np.int32 if name == "top_k" else np.float32)
+    return np.asarray(NARROWING[name][0](logits, values))
+
+
+def reference(processor, logits: np.ndarray, ids=None) -> np.ndarray:
     import torch
-    from transformers import TopKLogitsWarper
 
-    wanted = TopKLogitsWarper(k)(None, torch.tensor(LOGITS)).numpy()
-    np.testing.assert_array_equal(top_k_filter(LOGITS, k), wanted)
-
-
-@pytest.mark.parametrize("p", [0.01, 0.3, 0.9, 0.97])
-def test_top_p_is_that_of_transformers(p):
-    import torch
-    from transformers import TopPLogitsWarper
-
-    wanted = TopPLogitsWarper(p)(None, torch.tensor(LOGITS)).numpy()
-    np.testing.assert_array_equal(top_p_filter(LOGITS, p), wanted)
+    ids = None if ids is None else torch.tensor(np.asarray(ids), dtype=torch.long)
+    return processor(ids, torch.tensor(logits)).numpy()
 
 
-@given(
-    st.lists(st.floats(-20, 20, width=32), min_size=6, max_size=6).map(lambda row: np.array([row], np.float32)),
-    st.floats(0.01, 0.99),
+def warper(name: str, value):
+    import transformers
+
+    kind = {"top_k": "TopK", "top_p": "TopP", "min_p": "MinP", "typical_p": "Typical"}[name]
+    return getattr(transformers, f"{kind}LogitsWarper")(value)
+
+
+def histories(low: int, high: int, vocab: int) -> tuple[np.ndarray, np.ndarray]:
+    """Right-padded random ids; few different ones, so that they repeat. The padding is as good as any token."""
+    lengths = RNG.integers(low, high + 1, size=B).astype(np.int32)
+    return RNG.integers(0, vocab, size=(B, high)).astype(np.int32), lengths
+
+
+# ---------------------------------------------------------------- the sampled distribution
+@pytest.mark.parametrize(("name", "value"), NARROWING_CASES)
+def test_narrowing_is_that_of_transformers(name, value):
+    np.testing.assert_array_equal(narrow(name, LOGITS, value), reference(warper(name, value), LOGITS))
+
+
+@pytest.mark.parametrize(("name", "value"), NARROWING_CASES)
+def test_narrowing_what_other_filters_left(name, value):
+    holes = np.where(RNG.random(LOGITS.shape) < 0.5, -np.inf, LOGITS).astype(np.float32)
+    holes[0, 1:] = -np.inf
+    np.testing.assert_array_equal(narrow(name, holes, value), reference(warper(name, value), holes))
+
+
+@pytest.mark.parametrize("name", ["top_k", "min_p", "typical_p"])
+def test_ties_stay_as_in_transformers(name):
+    for value in NARROWING[name][1]:
+        np.testing.assert_array_equal(narrow(name, TIED, value), reference(warper(name, value), TIED))
+
+
+@pytest.mark.parametrize("p", NARROWING["top_p"][1])
+def test_top_p_keeps_what_ties_with_the_last_that_transformers_keeps(p):
+    least = reference(warper("top_p", p), TIED)
+    least = np.where(np.isfinite(least), least, np.inf).min(axis=-1, keepdims=True)
+    np.testing.assert_array_equal(narrow("top_p", TIED, p), np.where(least <= TIED, TIED, -np.inf))
+
+
+@pytest.mark.parametrize("name", NARROWING)
+def test_zeros_of_both_signs_tie(name):
+    logits = np.array([[0.0, -0.0, -0.0, 0.0]], np.float32)
+    for value in NARROWING[name][1]:
+        assert np.isfinite(narrow(name, logits, value)).all()
+
+
+@pytest.mark.parametrize("name", NARROWING)
+def test_off_changes_nothing(name):
+    np.testing.assert_array_equal(narrow(name, LOGITS, OFF[name]), LOGITS)
+
+
+@pytest.mark.parametrize("name", NARROWING)
+def test_rows_of_a_batch_have_their_own_values(name):
+    narrowing, values = NARROWING[name]
+    mixed = np.resize(np.array([OFF[name], *values], np.int32 if name == "top_k" else np.float32), B)
+    together = np.asarray(narrowing(LOGITS, mixed))
+    for i in range(B):
+        np.testing.assert_array_equal(together[i : i + 1], narrowing(LOGITS[i : i + 1], mixed[i : i + 1]))
+
+
+@pytest.mark.parametrize("temperature", [1e-4, 0.3, 1.0, 2.5, 100.0])
+def test_temperature_is_that_of_transformers(temperature):
+    from transformers import TemperatureLogitsWarper
+
+    wanted = reference(TemperatureLogitsWarper(temperature), LOGITS)
+    np.testing.assert_allclose(filters.tempered(LOGITS, rows(temperature)), wanted, rtol=1e-6)
+
+
+LOGIT_ROWS = st.lists(st.floats(-20, 20, width=32), min_size=7, max_size=7).map(lambda x: np.array([x], np.float32))
+SETTINGS = st.sampled_from(list(NARROWING)).flatmap(
+    lambda name: st.tuples(st.just(name), st.integers(1, 9) if name == "top_k" else st.floats(1e-3, 0.999))
 )
+
+
+@given(LOGIT_ROWS, SETTINGS)
+def test_narrowing_never_empties_a_row_and_keeps_values(logits, setting):
+    narrowed = narrow(setting[0], logits, setting[1])
+    kept = np.isfinite(narrowed)
+    assert kept.any()
+    np.testing.assert_array_equal(narrowed[kept], logits[kept])
+
+
+@given(LOGIT_ROWS, SETTINGS, st.permutations(range(7)))
+def test_narrowing_does_not_care_how_tokens_are_numbered(logits, setting, order):
+    if setting[0] in ("top_p", "typical_p"):
+        logits = np.round(logits)  # sums of probabilities in another order differ in their last bits
+        setting = (setting[0], np.round(setting[1], 2) + 0.0031)
+    one = narrow(setting[0], logits, setting[1])[:, order]
+    np.testing.assert_array_equal(one, narrow(setting[0], logits[:, order], setting[1]))
+
+
+@given(LOGIT_ROWS, st.sampled_from(["top_p", "typical_p"]), st.floats(1e-3, 0.999), st.floats(1e-3, 0.999))
+def test_more_mass_keeps_more(logits, name, one, other):
+    less, more = sorted((one, other))
+    kept_less, kept_more = (np.isfinite(narrow(name, logits, p)) for p in (less, more))
+    assert (kept_more | ~kept_less).all()
+
+
+@given(LOGIT_ROWS, st.floats(0.01, 0.99))
 def test_top_p_keeps_the_likeliest_until_p_is_reached(logits, p):
-    kept = np.isfinite(np.asarray(top_p_filter(logits, p)))[0]
+    kept = np.isfinite(narrow("top_p", logits, p))[0]
     exact = np.exp(logits[0].astype(np.float64) - logits.max())
     exact /= exact.sum()
-    assert kept.any()
     assert exact[kept].sum() >= p - 1e-5
     assert exact[kept].min() >= exact[~kept].max(initial=0.0)
     likelier = exact[exact > exact[kept].min()]  # without the least likely of the kept, p is not reached
     assert likelier.sum() < p + 1e-5
 
 
-def test_filters_keep_the_values_of_what_they_keep():
-    for filtered in (top_k_filter(LOGITS, 5), top_p_filter(LOGITS, 0.8)):
-        kept = np.isfinite(np.asarray(filtered))
-        np.testing.assert_array_equal(np.asarray(filtered)[kept], LOGITS[kept])
+def test_narrowing_at_the_size_of_a_vocabulary():
+    logits = (2 * RNG.normal(size=(3, 50_257))).astype(np.float32)
+    for name, value in (("top_k", 1000), ("top_p", 0.9), ("typical_p", 0.9), ("min_p", 0.02)):
+        ours, theirs = narrow(name, logits, value), reference(warper(name, value), logits)
+        # At the edge lie tokens of 1e-6 probability: sums in another order may differ by one of them.
+        assert (np.isfinite(ours) != np.isfinite(theirs)).sum(axis=-1).max() <= (name in ("top_p", "typical_p"))
 
 
-def test_temperature_zero_is_argmax_whatever_the_keys_and_filters():
-    keys = jax.random.split(jax.random.key(0), 64)
-    for options in ({}, {"top_k": 3}, {"top_p": 0.5}):
-        drawn = sample(LOGITS, keys, temperature=0.0, **options)
-        np.testing.assert_array_equal(drawn, LOGITS.argmax(-1))
-        assert drawn.dtype == jnp.int32
-    np.testing.assert_array_equal(sample(LOGITS, keys[::-1], temperature=0.0), LOGITS.argmax(-1))
+# ---------------------------------------------------------------- shifts
+@pytest.mark.parametrize("penalty", [0.5, 1.0, 1.3, 5.0])
+def test_repetition_penalty_is_that_of_transformers(penalty):
+    from transformers import RepetitionPenaltyLogitsProcessor
+
+    ids, lengths = histories(1, 20, V)
+    seen = np.asarray(filters.tokens_in(np.where(np.arange(20) < lengths[:, None], ids, -1), V))
+    ours = np.asarray(filters.repetition_penalised(LOGITS, seen, rows(penalty)))
+    for i in range(B):
+        row = slice(i, i + 1)
+        wanted = reference(RepetitionPenaltyLogitsProcessor(penalty), LOGITS[row], ids[row, : lengths[i]])
+        np.testing.assert_allclose(ours[row], wanted, rtol=1e-6)
 
 
-def test_a_row_does_not_depend_on_its_neighbours():
-    keys = jax.random.split(jax.random.key(1), 64)
-    options = {"temperature": 1.3, "top_k": 20, "top_p": 0.9}
-    together = np.asarray(sample(LOGITS, keys, **options))
-    for rows in (slice(0, 1), slice(10, 13), slice(63, None, -1)):
-        np.testing.assert_array_equal(sample(LOGITS[rows], keys[rows], **options), together[rows])
+def test_frequency_and_presence_penalties_by_their_definition():
+    ids, lengths = histories(0, 30, V // 3)
+    counts = np.array([np.bincount(row[:n], minlength=V) for row, n in zip(ids, lengths, strict=True)], np.int32)
+    frequency, presence = RNG.normal(size=(2, B)).astype(np.float32)
+    by_count = np.asarray(filters.frequency_penalised(LOGITS, counts, frequency))
+    by_presence = np.asarray(filters.presence_penalised(LOGITS, counts, presence))
+    for i in range(B):
+        for token in range(V):
+            times = ids[i, : lengths[i]].tolist().count(token)
+            assert by_count[i, token] == pytest.approx(LOGITS[i, token] - frequency[i] * times, abs=1e-5)
+            assert by_presence[i, token] == pytest.approx(LOGITS[i, token] - presence[i] * (times > 0), abs=1e-5)
 
 
-def test_one_candidate_left_is_always_drawn():
-    keys = jax.random.split(jax.random.key(2), 64)
-    np.testing.assert_array_equal(sample(LOGITS, keys, temperature=5.0, top_k=1), LOGITS.argmax(-1))
-    np.testing.assert_array_equal(sample(LOGITS, keys, temperature=5.0, top_p=1e-6), LOGITS.argmax(-1))
+def test_bias_is_that_of_transformers():
+    from transformers import SequenceBiasLogitsProcessor
+
+    bias = {3: 2.5, 49: -7.0}
+    table = np.zeros((B, V), np.float32)
+    table[:, list(bias)] = list(bias.values())
+    wanted = reference(SequenceBiasLogitsProcessor({(k,): v for k, v in bias.items()}), LOGITS, np.zeros((B, 1)))
+    np.testing.assert_array_equal(filters.biased(LOGITS, table), wanted)
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_frequencies_follow_the_tempered_distribution(temperature):
-    draws = 20_000
-    logits = np.array([2.0, 1.0, 0.0, -1.0], np.float32)
-    keys = jax.random.split(jax.random.key(3), draws)
-    drawn = np.asarray(sample(np.broadcast_to(logits, (draws, 4)), keys, temperature=temperature))
-    wanted = np.exp(logits / temperature) / np.exp(logits / temperature).sum()
-    found = np.bincount(drawn, minlength=4) / draws
-    assert (np.abs(found - wanted) < 5 * np.sqrt(wanted * (1 - wanted) / draws)).all()
+# ---------------------------------------------------------------- removals
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 11])
+def test_no_repeat_ngram_is_that_of_transformers(n):
+    from transformers import NoRepeatNGramLogitsProcessor
+
+    ids, lengths = histories(1, 24, 3)
+    ours = np.asarray(no_repeat_ngram(LOGITS, ids, lengths, rows(n)))
+    removed = 0
+    for i in range(B):
+        row = slice(i, i + 1)
+        wanted = reference(NoRepeatNGramLogitsProcessor(n), LOGITS[row], ids[row, : lengths[i]])
+        np.testing.assert_array_equal(ours[row], wanted)
+        removed += np.isinf(wanted).sum()
+    assert removed > 0 or n == 11
 
 
-def test_temperature_comes_before_top_p():
-    """As in transformers: a low temperature leaves fewer tokens to reach p."""
-    logits = np.broadcast_to(np.array([2.0, 1.0, 0.0, -1.0], np.float32), (2000, 4))
-    keys = jax.random.split(jax.random.key(4), 2000)
-    assert set(np.unique(sample(logits, keys, temperature=1.0, top_p=0.9))) == {0, 1, 2}
-    assert set(np.unique(sample(logits, keys, temperature=0.5, top_p=0.9))) == {0, 1}
+def test_ngrams_of_a_size_of_their_own_in_each_row():
+    ids, lengths = histories(1, 24, 3)
+    n = np.resize(np.array([0, 1, 2, 3, 5, 10**9], np.int32), B)
+    together = np.asarray(no_repeat_ngram(LOGITS, ids, lengths, n))
+    for i in range(B):
+        row = slice(i, i + 1)
+        np.testing.assert_array_equal(together[row], no_repeat_ngram(LOGITS[row], ids[row], lengths[row], n[row]))
+    untouched = (n == 0) | (n > 24)
+    np.testing.assert_array_equal(together[untouched], LOGITS[untouched])
+    assert np.isinf(together[~untouched]).any()
+
+
+def test_banned_tokens_are_the_bad_words_of_transformers():
+    from transformers import NoBadWordsLogitsProcessor, SuppressTokensLogitsProcessor
+
+    words = [0, 7, 49]
+    table = np.zeros((B, V), bool)
+    table[:, words] = True
+    ours = filters.banned(LOGITS, table)
+    bad = NoBadWordsLogitsProcessor([[w] for w in words], eos_token_id=1)
+    np.testing.assert_array_equal(ours, reference(bad, LOGITS, np.zeros((B, 1))))
+    np.testing.assert_array_equal(ours, reference(SuppressTokensLogitsProcessor(words), LOGITS, np.zeros((B, 1))))
+
+
+@pytest.mark.parametrize("num_new", [0, 3, 4, 5])
+def test_min_length_is_that_of_transformers(num_new):
+    from transformers import MinNewTokensLengthLogitsProcessor
+
+    eos = np.tile(np.array([2, 9, -1], np.int32), (B, 1))
+    ours = filters.min_length(LOGITS, rows(num_new), rows(4), eos)
+    wanted = reference(MinNewTokensLengthLogitsProcessor(6, 4, [2, 9]), LOGITS, np.zeros((B, 6 + num_new)))
+    np.testing.assert_array_equal(ours, wanted)
+
+
+def test_forced_tokens_are_those_of_transformers():
+    from transformers import ForcedBOSTokenLogitsProcessor, ForcedEOSTokenLogitsProcessor
+
+    first = reference(ForcedBOSTokenLogitsProcessor(3), LOGITS, np.zeros((B, 1)))
+    last = reference(ForcedEOSTokenLogitsProcessor(8, 0), LOGITS, np.zeros((B, 7)))
+    np.testing.assert_array_equal(filters.forced(LOGITS, rows(3)), first)
+    np.testing.assert_array_equal(filters.forced(LOGITS, rows(0)), last)
+    some = np.where(np.arange(B) % 2, 3, -1).astype(np.int32)
+    np.testing.assert_array_equal(filters.forced(LOGITS, some), np.where(some[:, None] >= 0, first, LOGITS))
+
+
+def test_a_removal_that_leaves_nothing_gives_way():
+    everything = np.arange(B)[:, None] % 2 == np.zeros((1, V), int)
+    ours = np.asarray(filters.banned(LOGITS, everything))
+    np.testing.assert_array_equal(ours, LOGITS)
+    holes = LOGITS.copy()
+    holes[:, 1:] = -np.inf
+    only_first = np.arange(V) == np.zeros((B, 1), int)
+    np.testing.assert_array_equal(filters.banned(holes, only_first), holes)
+    np.testing.assert_array_equal(filters.min_length(holes, rows(0), rows(1), np.zeros((B, 1), np.int32)), holes)
+    np.testing.assert_array_equal(no_repeat_ngram(holes, np.zeros((B, 2), np.int32), rows(2), rows(1)), holes)
+
+
+def test_ids_outside_the_vocabulary_are_no_tokens():
+    ids = np.array([[0, 4, 5, -1], [-1, -1, 99, 99]], np.int32)
+    np.testing.assert_array_equal(filters.tokens_in(ids, 5), [[True, False, False, False, True], [False] * 5])

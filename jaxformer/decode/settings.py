@@ -1,0 +1,133 @@
+"""What a request may ask of the choice of tokens: checked one by one, then batched into `ops.sampling.Settings`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxformer.errors import UserError
+from jaxformer.ops.sampling import LEAST_TEMPERATURE, Settings
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """How the tokens of one request are chosen; none is off. A bad value raises when this is made."""
+
+    temperature: float = 0.0  # 0 takes the likeliest token, and then the next four do not matter
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None  # over prompt and new tokens
+    frequency_penalty: float | None = None  # over new tokens
+    presence_penalty: float | None = None  # over new tokens
+    no_repeat_ngram: int | None = None
+    min_new_tokens: int = 0
+    max_new_tokens: int = 64
+    forced_first: int | None = None  # say the target language of a translation
+    forced_last: int | None = None  # as the max_new_tokens-th token
+    bias: Mapping[int, float] | None = None  # token id -> what is added to its logit
+    banned: Sequence[int] = ()  # token ids never chosen
+
+    def __post_init__(self) -> None:
+        for name, (kind, allowed, words, _) in NUMBERS.items():
+            value, optional = getattr(self, name), getattr(SamplingConfig, name) is None
+            if not ((value is None and optional) or (_is(kind, value) and allowed(value))):
+                raise UserError(f"{name}={value!r}: must be {words}{', or none' if optional else ''}")
+        if self.min_new_tokens > self.max_new_tokens:
+            raise UserError(
+                f"min_new_tokens={self.min_new_tokens}: must be at most max_new_tokens={self.max_new_tokens}"
+            )
+        if not isinstance(self.bias, Mapping | None):
+            raise UserError(f"bias={self.bias!r}: must be token ids with a number each, or none")
+        if isinstance(self.banned, str) or not isinstance(self.banned, Sequence):
+            raise UserError(f"banned={self.banned!r}: must be a list of token ids")
+        for token, value in (self.bias or {}).items():
+            if not (_is(float, value) and abs(value) < LARGEST):
+                raise UserError(f"bias[{token!r}]={value!r}: must be a finite number; to remove a token use banned")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < LEAST_TEMPERATURE
+
+    def check_tokens(self, vocab_size: int) -> None:
+        """Every token named is one of the vocabulary, and bans leave one."""
+        named = {
+            "forced_first": [] if self.forced_first is None else [self.forced_first],
+            "forced_last": [] if self.forced_last is None else [self.forced_last],
+            "bias": list(self.bias or ()),
+            "banned": list(self.banned),
+        }
+        for name, tokens in named.items():
+            for token in tokens:
+                if not (_is(int, token) and 0 <= token < vocab_size):
+                    raise UserError(f"{name}: {token!r} is no token id: must be a whole number, 0 to {vocab_size - 1}")
+        if len(set(self.banned)) == vocab_size:
+            raise UserError(f"banned: holds all {vocab_size} tokens of the vocabulary: leave at least one")
+
+
+# Beyond these, float32 holds infinity and zero.
+LARGEST, SMALLEST = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)
+# Setting -> its type, the values allowed, how to say it, and the value that leaves a row as it is.
+NUMBERS: dict[str, tuple[type, Callable[[float], bool], str, float]] = {
+    "temperature": (float, lambda x: 0 <= x < LARGEST, "0 (greedy) or a positive number", 0.0),
+    "top_k": (int, lambda x: x >= 1, "a whole number of at least 1", 0),
+    "top_p": (float, lambda x: 0 < x <= 1, "in (0, 1]", 1.0),
+    "min_p": (float, lambda x: 0 <= x <= 1, "in [0, 1]", 0.0),
+    "typical_p": (float, lambda x: 0 < x <= 1, "in (0, 1]", 1.0),
+    "repetition_penalty": (float, lambda x: SMALLEST <= x < LARGEST, "a positive number", 1.0),
+    "frequency_penalty": (float, lambda x: abs(x) < LARGEST, "a finite number", 0.0),
+    "presence_penalty": (float, lambda x: abs(x) < LARGEST, "a finite number", 0.0),
+    "no_repeat_ngram": (int, lambda x: x >= 1, "a whole number of at least 1", 0),
+    "min_new_tokens": (int, lambda x: x >= 0, "a whole number, 0 or more", 0),
+    "max_new_tokens": (int, lambda x: x >= 0, "a whole number, 0 or more", -1),
+    "forced_first": (int, lambda x: x >= 0, "a token id", -1),
+    "forced_last": (int, lambda x: x >= 0, "a token id", -1),
+}
+SAMPLED_ONLY = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+
+
+def batched(rows: Sequence[SamplingConfig], *, vocab_size: int, eos_ids: Sequence[int] = ()) -> Settings:
+    """One entry a row; a filter that none of them uses is none, so that it is not compiled."""
+    for row in rows:
+        row.check_tokens(vocab_size)
+    columns = {name: _column(rows, name) for name in NUMBERS}
+    if not eos_ids:
+        columns["min_new_tokens"] = None
+    eos_BE = np.tile(np.array(eos_ids, np.int32), (len(rows), 1))
+    return Settings(**columns, eos=eos_BE, bias=_biases(rows, vocab_size), banned=_bans(rows, vocab_size))
+
+
+def _column(rows: Sequence[SamplingConfig], name: str) -> np.ndarray | None:
+    kind, _, _, off = NUMBERS[name]
+    unused = [getattr(row, name) is None or (row.is_greedy and name in SAMPLED_ONLY) for row in rows]
+    values = [off if no else getattr(row, name) for row, no in zip(rows, unused, strict=True)]
+    if kind is int:
+        column_B = np.array([min(x, np.iinfo(np.int32).max) for x in values], np.int32)
+    else:
+        column_B = np.array(values, np.float32)
+    return column_B if (column_B != off).any() else None
+
+
+def _biases(rows: Sequence[SamplingConfig], vocab_size: int) -> np.ndarray | None:
+    if not any(row.bias for row in rows):
+        return None
+    table_BV = np.zeros((len(rows), vocab_size), np.float32)
+    for row_V, row in zip(table_BV, rows, strict=True):
+        row_V[list(row.bias or ())] = list((row.bias or {}).values())
+    return table_BV
+
+
+def _bans(rows: Sequence[SamplingConfig], vocab_size: int) -> np.ndarray | None:
+    if not any(row.banned for row in rows):
+        return None
+    table_BV = np.zeros((len(rows), vocab_size), bool)
+    for row_V, row in zip(table_BV, rows, strict=True):
+        row_V[list(row.banned)] = True
+    return table_BV
+
+
+def _is(kind: type, value: object) -> bool:
+    """Whole numbers are floats too; true and false are neither."""
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return whole or (kind is float and isinstance(value, float | np.floating))
