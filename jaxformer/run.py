@@ -10,10 +10,10 @@ from jax.sharding import Mesh, SingleDeviceSharding
 
 from jaxformer.checkpoint import Checkpoints, abstract_like
 from jaxformer.config import ModelConfig, RunConfig, TrainConfig, load_json
-from jaxformer.convert.directory import HuggingFaceDirectory, is_hugging_face, layout
+from jaxformer.convert.directory import HuggingFaceDirectory, is_hugging_face
 from jaxformer.convert.hub import local_directory
 from jaxformer.data.tokenizer import Tokenizer, check_vocabulary, find_tokenizer
-from jaxformer.layers import Runtime, Transformer
+from jaxformer.layers import Runtime, Transformer, abstract_params
 from jaxformer.layers.stack import unstacked
 from jaxformer.sharding import param_shardings
 from jaxformer.typing import Params, PyTree
@@ -64,7 +64,7 @@ def _load_hugging_face(path: Path, mesh: Mesh | None, dtype: jnp.dtype) -> Run:
 
 def _abstract(model: ModelConfig, mesh: Mesh | None, dtype: jnp.dtype | None = None) -> PyTree:
     """What the parameters look like and where they go."""
-    shapes, axes = layout(model)
+    shapes, axes = abstract_params(model)
     if dtype is not None:
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), shapes)
     if mesh is None:

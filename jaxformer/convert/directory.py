@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,6 @@ STAGED_BYTES = 16 * 2**20
 
 Pieces = Mapping[tuple[int, ...], tuple[Binding, int]]
 """Of one parameter: layer and expert to their tensor, and which part of it."""
-
-
-@lru_cache(maxsize=8)
-def layout(model: ModelConfig) -> tuple[PyTree, PyTree]:
-    """`abstract_params`, which traces the whole model, once for all that ask."""
-    return abstract_params(model)
 
 
 def is_hugging_face(directory: str | Path) -> bool:
@@ -142,7 +136,7 @@ class HuggingFaceDirectory:
 
     def _bound(self) -> list[Binding]:
         """Every parameter with its tensor; raises on a tensor that is missing, unknown or of another shape."""
-        shapes = flat_shapes(layout(self.model)[0])
+        shapes = flat_shapes(abstract_params(self.model)[0])
         found = bindings(self.format.table(self.model), self.model, shapes, self.base)
         tensors = self._weights.tensors
         for binding in found:
@@ -255,7 +249,7 @@ def export(
 
 
 def _model_bindings(format: Format, model: ModelConfig, architecture: str) -> list[Binding]:
-    shapes = flat_shapes(layout(model)[0])
+    shapes = flat_shapes(abstract_params(model)[0])
     found = bindings(format.table(model), model, shapes, format.base_of(architecture))
     covered = {part.path for binding in found for part in binding.parts}
     if left := sorted(set(shapes) - covered):

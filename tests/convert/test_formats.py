@@ -9,11 +9,12 @@ import pytest
 import transformers
 from safetensors.numpy import load_file
 
-from jaxformer.convert.directory import FORMATS, HuggingFaceDirectory, export, export_format, layout
+from jaxformer.convert.directory import FORMATS, HuggingFaceDirectory, export, export_format
 from jaxformer.convert.fields import Fields
 from jaxformer.convert.format import Found
 from jaxformer.convert.tables import bindings, flat_shapes
 from jaxformer.errors import UserError
+from jaxformer.layers import abstract_params
 from jaxformer.models import FAMILIES, PRESETS, preset
 from jaxformer.zoo.samples import SAMPLES
 
@@ -31,7 +32,7 @@ def test_every_family_has_a_format_or_is_known_to_have_none():
 
 
 def _bound(format, model, architecture):
-    shapes = flat_shapes(layout(model)[0])
+    shapes = flat_shapes(abstract_params(model)[0])
     return bindings(format.table(model), model, shapes, format.base_of(architecture)), shapes
 
 

@@ -186,9 +186,10 @@ print(loading, writing)
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_memory_stays_near_that_of_the_parameters(dtype, tmp_path):
-    """Loading: the parameters and 1.2 times the largest file. Writing: a few tensors, here well below one file."""
+    """Loading: the parameters and 1.2 times the largest file, which is less than the layers of one kernel together.
+    Writing: a few tensors, here well below one file."""
     model = llama(
-        num_layers=16, embed_dim=512, num_heads=8, num_kv_heads=8, mlp_dim=2048, vocab_size=8000, context_length=64
+        num_layers=24, embed_dim=512, num_heads=8, num_kv_heads=8, mlp_dim=2048, vocab_size=4000, context_length=64
     )
     tiny = llama(num_layers=2, embed_dim=8, num_heads=2, num_kv_heads=2, mlp_dim=8, vocab_size=16, context_length=64)
     for name, config in (("source", model), ("tiny", tiny)):
@@ -199,7 +200,7 @@ def test_memory_stays_near_that_of_the_parameters(dtype, tmp_path):
         export(tmp_path / name, config, params, DTYPES[dtype], max_bytes=FILE_BYTES)
     files = [file.stat().st_size for file in (tmp_path / "source").glob("*.safetensors")]
     size = sum(leaf.size for leaf in jax.tree.leaves(abstract_params(model)[0])) * 4
-    assert size > 240 * 2**20
+    assert size > 380 * 2**20
     assert len(files) > 2
     (tmp_path / "out").mkdir()
     environment = os.environ | {"XLA_FLAGS": ""}
