@@ -56,6 +56,8 @@ class Stack(nn.Module):
         self, x_BTD: jax.Array, context: Context, key: jax.Array | None = None
     ) -> tuple[jax.Array, jax.Array | None]:
         """All layers over whole rows, no cache; and the mean of the routers' losses, none without experts."""
+        if self.is_initializing():  # the blocks have been made one by one in `setup`
+            return self._normed(x_BTD), None
         context, first = self._with_bias(context), len(self.config.first)
         keys = split_key(key, self.config.num_layers)
         unrolls = self.runtime.unroll == "all" or isinstance(self._params("blocks_0"), tuple)

@@ -313,8 +313,9 @@ def test_a_draw_depends_on_its_own_key_alone():
 
 
 def test_a_temperature_near_zero_is_greedy():
-    for temperature in (0.0, 1e-40, 1e-12, 9e-7, 1e-6, 1e-5):
+    for temperature in (0.0, 1e-40, 1e-36, 1e-12, 9e-7, 1e-6, 1e-5):
         settings = same_for_all({"temperature": temperature, "top_p": 0.9, "typical_p": 0.9}, B)
+        assert not np.isnan(filtered(1e4 * LOGITS, settings, FRESH)).any()
         np.testing.assert_array_equal(choose(1e4 * LOGITS, KEYS, settings, FRESH), LOGITS.argmax(-1))
     assert sampling.LEAST_TEMPERATURE == 1e-6
 
@@ -338,11 +339,11 @@ def test_sample_is_choose_with_one_setting_for_all(temperature, options):
 
 def test_half_precision_logits_are_read_as_float32():
     half = jnp.asarray(LOGITS, jnp.bfloat16)
-    settings = every_setting()
-    history = history_after(settings, np.zeros((B, 1)))
-    scores = filtered(half, settings, history)
-    assert scores.dtype == jnp.float32
-    np.testing.assert_array_equal(scores, filtered(half.astype(jnp.float32), settings, history))
+    for settings in (Settings(), Settings(banned=every_setting().banned), every_setting()):
+        history = history_after(settings, np.zeros((B, 1)))
+        scores = filtered(half, settings, history)
+        assert scores.dtype == jnp.float32
+        np.testing.assert_array_equal(scores, filtered(half.astype(jnp.float32), settings, history))
     assert log_probs(half, jnp.zeros(B, jnp.int32), 2).top.dtype == jnp.float32
 
 
