@@ -91,8 +91,9 @@ def _with_ids(model: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
 
 def _described(files: HuggingFaceDirectory) -> dict[str, Any]:
     """What export needs to give the same files back."""
-    others = {name: dtype.name for name, dtype in files.dtypes.items() if dtype != files.dtype}
-    return {"model_type": files.format.model_type, "dtype": files.dtype.name, "other_dtypes": others}
+    most = files.dtype
+    others = {name: dtype.name for name, dtype in files.dtypes.items() if dtype != most}
+    return {"model_type": files.format.model_type, "dtype": most.name, "other_dtypes": others}
 
 
 def _origin(path: Path) -> dict[str, Any]:

@@ -11,9 +11,9 @@ import numpy as np
 
 from jaxformer.config import DataConfig
 from jaxformer.data.packing import Layout, Piece
-from jaxformer.data.tokenizer import Tokenizer
+from jaxformer.data.special import Special
 
-Ids = Mapping[str, list[int]]  # ids per field of an example
+Ids = Mapping[str, list[int]]  # ids per field of an example; those of inputs are opened and closed already
 
 
 class Objective(NamedTuple):
@@ -22,22 +22,22 @@ class Objective(NamedTuple):
     predicted: str
     """The field whose text the targets spell."""
     layout: Callable[[DataConfig], Layout]
-    pieces: Callable[[Ids, DataConfig, Tokenizer], list[Piece]]
+    pieces: Callable[[Ids, DataConfig, Special], list[Piece]]
     """No piece at all means that the example does not fit and is left out."""
 
 
-def causal_pieces(ids: Ids, cfg: DataConfig, tokenizer: Tokenizer) -> list[Piece]:
+def causal_pieces(ids: Ids, cfg: DataConfig, special: Special) -> list[Piece]:
     """A document between bos and eos, cut where a row ends; each token is a target once."""
-    stream = np.array([tokenizer.bos_id, *ids["text"], tokenizer.eos_id], np.int32)
+    stream = np.array([special.bos, *ids["text"], special.eos[0]], np.int32)
     tokens, targets = stream[:-1], stream[1:]
     cuts = range(0, len(tokens), cfg.length)
     return [Piece(tokens[cut : cut + cfg.length], targets[cut : cut + cfg.length]) for cut in cuts]
 
 
-def seq2seq_pieces(ids: Ids, cfg: DataConfig, tokenizer: Tokenizer) -> list[Piece]:
+def seq2seq_pieces(ids: Ids, cfg: DataConfig, special: Special) -> list[Piece]:
     """A pair, or nothing if either side is too long: half a translation would teach a wrong one."""
-    inputs = np.array([*ids["inputs"], tokenizer.eos_id], np.int32)
-    stream = np.array([tokenizer.bos_id, *ids["targets"], tokenizer.eos_id], np.int32)
+    inputs = np.array(ids["inputs"], np.int32)
+    stream = np.array([special.start, *ids["targets"], special.eos[0]], np.int32)
     if len(inputs) > cfg.objective.input_length or len(stream) - 1 > cfg.length:
         return []
     return [Piece(stream[:-1], stream[1:], inputs)]

@@ -11,6 +11,7 @@ from jaxformer.config import DataConfig, RunConfig, Source
 from jaxformer.data.objectives import OBJECTIVES, Objective
 from jaxformer.data.packing import Batch, Layout, Piece, expand, fill, pack
 from jaxformer.data.sources import Documents, Example, open_source
+from jaxformer.data.special import special_ids
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
 
@@ -83,8 +84,9 @@ def build_set(cfg: RunConfig, tokenizer: Tokenizer, source: Source) -> PackedSet
     _check_fields(documents[0], cfg.data.objective.kind, objective, source)
     pieces: list[Piece] = []
     num_bytes = left_out = 0
+    special = special_ids(cfg.model, tokenizer)
     for example, ids in _encoded(documents, objective.fields, tokenizer):
-        made = objective.pieces(ids, cfg.data, tokenizer)
+        made = objective.pieces(ids, cfg.data, special)
         pieces += made
         num_bytes += len(example[objective.predicted].encode()) if made else 0
         left_out += not made
@@ -105,7 +107,7 @@ def _encoded(
     """Every example with the ids of its fields."""
     for start in range(0, len(documents), CHUNK):
         examples = [documents[i] for i in range(start, min(start + CHUNK, len(documents)))]
-        encoders = {"inputs": tokenizer.encode_inputs}
+        encoders = {"inputs": tokenizer.encode_source}
         ids = {
             field: encoders.get(field, tokenizer.encode_batch)([example[field] for example in examples])
             for field in fields

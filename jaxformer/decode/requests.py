@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxformer.data.special import special_ids
 from jaxformer.decode.beam import BeamSearch, search_beams
 from jaxformer.decode.generate import Prompt, Sampling, continue_rows, prefill
 from jaxformer.errors import UserError
@@ -306,25 +307,23 @@ def _source_ids(run: Run, prompts: Sequence[Text]) -> tuple[list[list[int]], boo
 
 def _bos(run: Run) -> int:
     """What a text opens with."""
-    return _special_id(run, "bos", run.config.model.special.bos)
+    return _known(special_ids(run.config.model, run.tokenizer).bos, "bos")
 
 
 def _start(run: Run) -> int:
     """What the decoder of an encoder-decoder reads first."""
-    special = run.config.model.special
-    return _special_id(run, "decoder_start", special.bos if special.decoder_start is None else special.decoder_start)
+    return _known(special_ids(run.config.model, run.tokenizer).start, "decoder_start")
 
 
-def _special_id(run: Run, name: str, given: int | None) -> int:
-    if given is None and run.tokenizer is None:
+def _known(id: int | None, name: str) -> int:
+    if id is None:
         raise UserError(f"this model has no tokenizer and no model.special.{name}: pass non-empty id lists")
-    return run.tokenizer.bos_id if given is None else given
+    return id
 
 
 def _eos_ids(run: Run) -> tuple[int, ...]:
     """Tokens that end a text; none at all where neither the model nor a tokenizer names one."""
-    given = run.config.model.special.eos
-    return given or (() if run.tokenizer is None else (run.tokenizer.eos_id,))
+    return special_ids(run.config.model, run.tokenizer).eos
 
 
 def _row_seed(row: Sequence[int], seed: int) -> int:

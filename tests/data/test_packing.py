@@ -10,6 +10,7 @@ from jaxformer.config import DataConfig, MemorySource, Seq2Seq
 from jaxformer.data import Bytes
 from jaxformer.data.objectives import causal_pieces, seq2seq_pieces
 from jaxformer.data.packing import Layout, Piece, expand, fill, pack
+from jaxformer.data.special import Special
 
 CAPACITIES = (12, 7)
 PAIRS = st.lists(st.tuples(st.integers(1, CAPACITIES[0]), st.integers(1, CAPACITIES[1])), min_size=1, max_size=60)
@@ -103,7 +104,7 @@ def test_packing_is_fast_and_tight(sides):
 def test_causal_targets_spell_the_document_once(text, length):
     tokenizer = Bytes()
     cfg = DataConfig(train=MemorySource(documents=("a",)), length=length)
-    pieces = causal_pieces({"text": tokenizer.encode(text)}, cfg, tokenizer)
+    pieces = causal_pieces({"text": tokenizer.encode(text)}, cfg, Special(tokenizer.bos_id, None, (tokenizer.eos_id,)))
     tokens, targets = (np.concatenate([getattr(p, name) for p in pieces]).tolist() for name in ("tokens", "targets"))
     assert targets == [*tokenizer.encode(text), tokenizer.eos_id]
     assert tokens == [tokenizer.bos_id, *tokenizer.encode(text)]
@@ -113,13 +114,13 @@ def test_causal_targets_spell_the_document_once(text, length):
 
 def test_seq2seq_shifts_targets_and_ends_both_sides(make_config):
     cfg = make_config(objective=Seq2Seq(input_length=3), length=4).data
-    (piece,) = seq2seq_pieces({"inputs": [10, 11], "targets": [20, 21, 22]}, cfg, Bytes())
+    (piece,) = seq2seq_pieces({"inputs": [10, 11, 2], "targets": [20, 21, 22]}, cfg, Special(1, 3, (2, 4)))
     assert piece.inputs.tolist() == [10, 11, 2]
-    assert piece.tokens.tolist() == [1, 20, 21, 22]
+    assert piece.tokens.tolist() == [3, 20, 21, 22]
     assert piece.targets.tolist() == [20, 21, 22, 2]
 
 
-@pytest.mark.parametrize(("inputs", "targets"), [([10] * 3, [20]), ([10], [20] * 4)])
+@pytest.mark.parametrize(("inputs", "targets"), [([10] * 4, [20]), ([10], [20] * 4)])
 def test_seq2seq_leaves_out_what_does_not_fit(make_config, inputs, targets):
     cfg = make_config(objective=Seq2Seq(input_length=3), length=4).data
-    assert seq2seq_pieces({"inputs": inputs, "targets": targets}, cfg, Bytes()) == []
+    assert seq2seq_pieces({"inputs": inputs, "targets": targets}, cfg, Special(1, 1, (2,))) == []

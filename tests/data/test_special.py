@@ -1,0 +1,51 @@
+"""Texts are opened and closed alike in training and in decoding, by the model's ids or its tokenizer's."""
+
+import numpy as np
+import pytest
+
+from jaxformer.config import DataConfig, MemorySource, RunConfig, Seq2Seq, SpecialIds
+from jaxformer.data import Bytes, build_set
+from jaxformer.data.special import special_ids
+from jaxformer.models.gpt2 import gpt2
+from jaxformer.models.vaswani import vaswani
+
+SHAPE = {"num_layers": 1, "embed_dim": 8, "num_heads": 2, "vocab_size": 300}
+
+
+def rows(model, **data):
+    config = RunConfig(model=model, data=DataConfig(**data))
+    return build_set(config, Bytes(), config.data.train)
+
+
+@pytest.mark.parametrize(
+    ("special", "wanted"),
+    [
+        (SpecialIds(), (1, 1, (2,))),
+        (SpecialIds(bos=7), (7, 7, (2,))),
+        (SpecialIds(eos=(5, 6), decoder_start=9), (1, 9, (5, 6))),
+    ],
+)
+def test_the_model_goes_before_its_tokenizer(special, wanted):
+    model = gpt2(**SHAPE).model_copy(update={"special": special})
+    assert special_ids(model, Bytes()) == wanted
+
+
+def test_without_a_tokenizer_only_the_model_speaks():
+    assert special_ids(gpt2(**SHAPE), None) == (None, None, ())
+
+
+def test_documents_stand_between_the_model_s_ids():
+    model = gpt2(**SHAPE).model_copy(update={"special": SpecialIds(bos=290, eos=(291, 292))})
+    packed = rows(model, train=MemorySource(documents=("ab",)), length=4)
+    batch = packed[0]
+    np.testing.assert_array_equal(batch["tokens"][:3], [290, 100, 101])
+    np.testing.assert_array_equal(batch["targets"][:3], [100, 101, 291])
+
+
+def test_a_decoder_starts_in_training_as_in_decoding():
+    model = vaswani(**SHAPE, mlp_dim=8).model_copy(update={"special": SpecialIds(eos=(291,), decoder_start=295)})
+    data = {"train": MemorySource(pairs=(("ab", "c"),)), "length": 4, "objective": Seq2Seq(input_length=4)}
+    batch = rows(model, **data)[0]
+    np.testing.assert_array_equal(batch["tokens"][:2], [295, 102])
+    np.testing.assert_array_equal(batch["targets"][:2], [102, 291])
+    np.testing.assert_array_equal(batch["inputs"][:3], [100, 101, Bytes.eos_id])  # as encode_source gives it
