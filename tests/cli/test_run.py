@@ -166,8 +166,8 @@ def test_mistakes_are_one_clear_line_and_leave_nothing(config_file, tmp_path, ov
     ("arguments", "expected"),
     [
         (["train", "nowhere.py"], "nowhere.py"),
-        (["generate", "nowhere", "--prompt", "x"], "is not a run directory"),
-        (["evaluate", "nowhere"], "is not a run directory"),
+        (["generate", "nowhere", "--prompt", "x"], "'nowhere' does not exist"),
+        (["evaluate", "nowhere"], "'nowhere' does not exist"),
     ],
 )
 def test_missing_files_are_named(arguments, expected):

@@ -340,7 +340,7 @@ def test_no_file(tmp_path):
         load_huggingface(tmp_path)
 
 
-@pytest.mark.parametrize("file", ["sentencepiece.bpe.model", "source.spm", "vocab.json", "vocab.txt"])
+@pytest.mark.parametrize("file", ["sentencepiece.bpe.model", "vocab.json", "vocab.txt"])
 def test_tokenizers_we_do_not_read(tmp_path, file):
     (tmp_path / file).write_text("")
     with pytest.raises(UserError, match=rf"has no tokenizer: .*{file} alone does not make one: save the tokenizer"):
