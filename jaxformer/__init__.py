@@ -11,10 +11,12 @@ import importlib
 from typing import Any
 
 _HOMES = {
+    "Request": "jaxformer.decode.requests",
     "Run": "jaxformer.run",
     "RunConfig": "jaxformer.config",
     "Transformer": "jaxformer.layers",
     "UserError": "jaxformer.errors",
+    "complete": "jaxformer.decode.requests",
     "embed": "jaxformer.decode.requests",
     "forward": "jaxformer.decode.requests",
     "generate": "jaxformer.decode.requests",
@@ -22,6 +24,7 @@ _HOMES = {
     "preset": "jaxformer.models",
     "score": "jaxformer.decode.requests",
     "search": "jaxformer.decode.requests",
+    "stream": "jaxformer.decode.requests",
 }
 
 __all__ = sorted(_HOMES)

@@ -13,9 +13,10 @@ import jax
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import CheckpointConfig, ModelConfig, SpecialIds, save_json
 from jaxformer.convert.directory import HuggingFaceDirectory, export
+from jaxformer.convert.format import Format
 from jaxformer.convert.hub import local_directory
 from jaxformer.convert.weights import DTYPES, MAX_FILE_BYTES
-from jaxformer.data.tokenizer import Tokenizer, check_vocabulary, huggingface_files
+from jaxformer.data.tokenizer import HuggingFace, Tokenizer, check_vocabulary, huggingface_files
 from jaxformer.errors import UserError
 from jaxformer.run import load
 
@@ -77,7 +78,7 @@ def export_run(
             check_vocabulary(run.tokenizer, model.vocab_size, "model.vocab_size")
             for name, content in huggingface_files(run.tokenizer, model.shape).items():
                 (partial / name).write_bytes(content)
-    return f"step {run.step} exported as {format.model_type} in {dtype} to {target}"
+    return f"step {run.step} exported as {format.model_type} in {dtype} to {target}{_remark(format, run.tokenizer)}"
 
 
 def _with_ids(model: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
@@ -87,6 +88,16 @@ def _with_ids(model: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
         ids["decoder_start"] = tokenizer.bos_id if model.special.bos is None else model.special.bos
     known = {name: value for name, value in dict(model.special).items() if value not in (None, ())}
     return model.model_copy(update={"special": SpecialIds(**ids | known)})
+
+
+def _remark(format: Format, tokenizer: Tokenizer | None) -> str:
+    """How to read a tokenizer of ours where AutoTokenizer takes another class than its files name."""
+    if format.tokenizer_class is None or tokenizer is None or isinstance(tokenizer, HuggingFace):
+        return ""
+    return (
+        f"\nAutoTokenizer takes {format.tokenizer_class} for it, which gives other ids: "
+        "read the tokenizer with PreTrainedTokenizerFast.from_pretrained"
+    )
 
 
 def _described(files: HuggingFaceDirectory) -> dict[str, Any]:

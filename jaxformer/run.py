@@ -1,6 +1,6 @@
 """A trained model as a value: config, model, parameters, tokenizer; loaded from a run or a Hugging Face directory."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -13,7 +13,9 @@ from jaxformer.config import ModelConfig, RunConfig, TrainConfig, load_json
 from jaxformer.convert.directory import HuggingFaceDirectory, is_hugging_face
 from jaxformer.convert.hub import local_directory
 from jaxformer.data.tokenizer import Tokenizer, check_vocabulary, find_tokenizer
+from jaxformer.errors import UserError
 from jaxformer.layers import Runtime, Transformer, abstract_params
+from jaxformer.layers.quantized import is_quantized, quantized
 from jaxformer.layers.stack import unstacked
 from jaxformer.sharding import param_shardings
 from jaxformer.typing import Params, PyTree
@@ -26,24 +28,56 @@ class Run:
     params: Params
     tokenizer: Tokenizer | None
     step: int
+    mesh: Mesh | None = None
+    """The devices the parameters are split over; none is one device."""
 
     @cached_property
-    def decode_params(self) -> Params:
-        """The parameters layer by layer, as decoding reads them."""
-        return jax.jit(unstacked)(self.params)
+    def decoding(self) -> tuple[Transformer, Params]:
+        """The model as decoding runs it, and its parameters layer by layer."""
+        return for_decoding(self.model, self.params)
 
 
 def load(
-    path: str | Path, *, step: int | None = None, mesh: Mesh | None = None, dtype: str | jnp.dtype = "float32"
+    path: str | Path,
+    *,
+    step: int | None = None,
+    mesh: Mesh | None = None,
+    dtype: str | jnp.dtype = "float32",
+    weights: str | None = None,
+    cache: str | None = None,
 ) -> Run:
     """A run directory at its latest checkpoint or at `step`, a Hugging Face directory, or `hf://org/name`.
 
     Args:
       mesh: devices to split the parameters over; none puts them on one.
       dtype: of the parameters of a Hugging Face directory in memory; a run's are as they were trained.
+      weights: "int8" keeps matrices as whole numbers with a scale a channel: a quarter of the memory, for decoding.
+      cache: "int8" keeps the keys and values of decoding so.
     """
+    for name, value in (("weights", weights), ("cache", cache)):
+        if value not in (None, "int8"):
+            raise UserError(f"{name}={value!r}: must be 'int8' or none")
     path = local_directory(path)
-    return _load_hugging_face(path, mesh, jnp.dtype(dtype)) if is_hugging_face(path) else _load_run(path, step, mesh)
+    run = _load_hugging_face(path, mesh, jnp.dtype(dtype)) if is_hugging_face(path) else _load_run(path, step, mesh)
+    run.mesh = mesh
+    if cache is not None:
+        run.model = run.model.clone(runtime=replace(run.model.runtime, cache=cache))
+    if weights is not None:
+        run.params = quantized(run.params, run.config.model, mesh)
+    return run
+
+
+def for_decoding(model: Transformer, params: Params) -> tuple[Transformer, Params]:
+    """The same function of tokens, in the form in which one token at a time runs best."""
+    params = jax.jit(unstacked)(params)
+    head = model.config.head
+    if jax.default_backend() != "cpu" or head is None or not head.tied or is_quantized(params):
+        return model, params
+    # A CPU multiplies few rows several times faster with a matrix than with its transpose, which the table would be.
+    config = model.config.model_copy(update={"head": head.model_copy(update={"tied": False})})
+    kernel_DV = jax.jit(jnp.transpose)(params["embedding"]["tokens"])
+    own = params.get("head", {}) | {"output": {"kernel": kernel_DV}}
+    return model.clone(config=config), params | {"head": own}
 
 
 def _load_run(path: Path, step: int | None, mesh: Mesh | None) -> Run:

@@ -42,6 +42,8 @@ class Format:
     """Patterns of tensors that are not part of the model: constants, heads not asked for."""
     renamed: Mapping[str, str] = field(default_factory=dict)
     """Older spellings of name endings."""
+    tokenizer_class: str | None = None
+    """What AutoTokenizer takes whatever the tokenizer's files say; none where it does as they say."""
 
     def table(self, model: ModelConfig) -> tuple[Entry, ...]:
         return self.entries(model) if callable(self.entries) else self.entries

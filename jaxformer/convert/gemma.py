@@ -28,10 +28,10 @@ _SANDWICH = (
 )
 
 
-def _shared(fields: Fields, context_length: int) -> dict[str, Any]:
+def _shared(fields: Fields, context_length: int, num_kv_heads: int) -> dict[str, Any]:
     fields.require("use_bidirectional_attention", False)
     bias = fields.take("attention_bias", False)
-    return read_shape(fields) | {
+    return read_shape(fields, num_kv_heads) | {
         "head_dim": fields.take("head_dim", 256),
         "mlp_dim": fields.take("intermediate_size"),
         "activation": _activation(fields),
@@ -52,12 +52,12 @@ def _activation(fields: Fields) -> Activation:
 
 def _read_gemma(fields: Fields, found: Found) -> ModelConfig:
     length = fields.take("max_position_embeddings", 8192)
-    return gemma(rope=read_rope(fields, length), **_shared(fields, length))
+    return gemma(rope=read_rope(fields, length), **_shared(fields, length, num_kv_heads=16))
 
 
 def _read_gemma2(fields: Fields, found: Found) -> ModelConfig:
     length = fields.take("max_position_embeddings", 8192)
-    shared = _shared(fields, length)
+    shared = _shared(fields, length, num_kv_heads=4)
     alternating = [(i + 1) % 2 != 0 for i in range(shared["num_layers"])]
     return gemma2(
         **shared,
@@ -72,7 +72,7 @@ def _read_gemma2(fields: Fields, found: Found) -> ModelConfig:
 
 def _read_gemma3(fields: Fields, found: Found) -> ModelConfig:
     length = fields.take("max_position_embeddings", 131_072)
-    shared = _shared(fields, length)
+    shared = _shared(fields, length, num_kv_heads=4)
     period = fields.take("sliding_window_pattern", fields.take("_sliding_window_pattern", 6))
     mostly = [(i + 1) % period != 0 for i in range(shared["num_layers"])]
     theta = fields.take("rope_local_base_freq", 10_000.0)

@@ -64,14 +64,18 @@ IGNORED = (r".*rotary_emb\.inv_freq",)
 
 
 # ---------------------------------------------------------------- config.json
-def read_shape(fields: Fields) -> dict[str, Any]:
-    """The numbers that all of them have."""
+def read_shape(fields: Fields, num_kv_heads: int | None = None) -> dict[str, Any]:
+    """The numbers that all of them have.
+
+    Args:
+      num_kv_heads: what absence means; none, as a null in the file, means as many as there are heads.
+    """
     fields.require("rope_interleaved", False)
     return {
         "num_layers": fields.take("num_hidden_layers"),
         "embed_dim": fields.take("hidden_size"),
         "num_heads": fields.take("num_attention_heads"),
-        "num_kv_heads": fields.take("num_key_value_heads", None),
+        "num_kv_heads": fields.nullable("num_key_value_heads", num_kv_heads),
         "vocab_size": fields.take("vocab_size"),
         "attention_dropout": fields.take("attention_dropout", 0.0),
     }
@@ -114,7 +118,7 @@ def _read_llama(fields: Fields, found: Found) -> ModelConfig:
 
 def _read_mistral(fields: Fields, found: Found) -> ModelConfig:
     return llama(
-        **{"num_kv_heads": 8} | read_shape(fields),
+        **read_shape(fields, num_kv_heads=8),
         **_context(fields, 131_072),
         head_dim=fields.take("head_dim", None),
         mlp_dim=fields.take("intermediate_size"),
@@ -136,7 +140,7 @@ def _read_mixtral(fields: Fields, found: Found) -> ModelConfig:
         load_balance=fields.take("router_aux_loss_coef", 0.001),
     )
     return llama(
-        **{"num_kv_heads": 8} | read_shape(fields),
+        **read_shape(fields, num_kv_heads=8),
         **_context(fields, 131_072, 1e6),
         head_dim=fields.take("head_dim", None),
         moe=experts,
@@ -158,7 +162,7 @@ def _windows(fields: Fields, num_layers: int) -> dict[str, Any]:
 
 def _read_qwen2(fields: Fields, found: Found) -> ModelConfig:
     fields.require("use_mrope", False)
-    shape = {"num_kv_heads": 32} | read_shape(fields)
+    shape = read_shape(fields, num_kv_heads=32)
     return llama(
         **shape,
         **_context(fields, 32_768),
@@ -172,8 +176,8 @@ def _read_qwen2(fields: Fields, found: Found) -> ModelConfig:
     )
 
 
-def _qwen3(fields: Fields, **options: Any) -> ModelConfig:
-    shape, bias = read_shape(fields), fields.take("attention_bias", False)
+def _qwen3(fields: Fields, num_kv_heads: int, **options: Any) -> ModelConfig:
+    shape, bias = read_shape(fields, num_kv_heads), fields.take("attention_bias", False)
     return llama(
         **shape,
         **_context(fields, 32_768),
@@ -191,6 +195,7 @@ def _qwen3(fields: Fields, **options: Any) -> ModelConfig:
 def _read_qwen3(fields: Fields, found: Found) -> ModelConfig:
     return _qwen3(
         fields,
+        num_kv_heads=32,
         head_dim=fields.take("head_dim", 128),
         mlp_dim=fields.take("intermediate_size"),
         activation=fields.activation("hidden_act", "silu"),
@@ -209,7 +214,7 @@ def _read_qwen3_moe(fields: Fields, found: Found) -> ModelConfig:
         renormalize=fields.take("norm_topk_prob", False),
         load_balance=fields.take("router_aux_loss_coef", 0.001),
     )
-    return _qwen3(fields, head_dim=fields.take("head_dim", None), moe=experts)
+    return _qwen3(fields, num_kv_heads=4, head_dim=fields.take("head_dim", None), moe=experts)
 
 
 def write_shape(model: ModelConfig, architecture: str) -> dict[str, Any]:
@@ -296,11 +301,10 @@ def without(fields: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name not in names}
 
 
-def _format(model_type: str, family: str, architecture: str, read, write, *mlp: Entry) -> Format:
+def _format(model_type: str, family: str, architecture: str, read, write, *mlp: Entry, **options: Any) -> Format:
     entries = (*SHARED, _NORM, *mlp)
-    return Format(
-        model_type, family, (architecture,), read, write, "decoder-only", entries, copies=COPIES, ignored=IGNORED
-    )
+    options |= {"copies": COPIES, "ignored": IGNORED}
+    return Format(model_type, family, (architecture,), read, write, "decoder-only", entries, **options)
 
 
 _MIXTRAL = _experts("block_sparse_moe", "w1", "w3", "w2")
@@ -310,7 +314,7 @@ FORMATS = (
     _format("llama", "llama", "LlamaForCausalLM", _read_llama, _write_llama, *DENSE),
     _format("mistral", "mistral", "MistralForCausalLM", _read_mistral, _write_mistral, *DENSE),
     _format("mixtral", "mixtral", "MixtralForCausalLM", _read_mixtral, _write_mixtral, *_MIXTRAL),
-    _format("qwen2", "qwen", "Qwen2ForCausalLM", _read_qwen2, _write_qwen2, *DENSE),
+    _format("qwen2", "qwen", "Qwen2ForCausalLM", _read_qwen2, _write_qwen2, *DENSE, tokenizer_class="Qwen2Tokenizer"),
     _format("qwen3", "qwen", "Qwen3ForCausalLM", _read_qwen3, _write_qwen3, *DENSE),
     _format("qwen3_moe", "qwen", "Qwen3MoeForCausalLM", _read_qwen3_moe, _write_qwen3_moe, *_QWEN_MOE),
 )

@@ -4,20 +4,31 @@ The rules are those of transformers, so that hypotheses and scores agree: candid
 `max(2, 1 + ends) * beams` continuations; those that end join the finished ones if they are among the best `beams`;
 the best that go on are the next beams. Finished hypotheses are kept apart and only ever replaced by better ones.
 
+Filters change log-probabilities, not logits, again as transformers does.
+
 Beams are rows of the batch with caches of their own, reordered by gather; the keys and values of a source stay one
 per request, its beams being so many queries of one row.
 """
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from jaxformer.decode.batch import IDLE, Row, bucket, on_mesh, padded_size, prompt_of, read_prompt
 from jaxformer.decode.cache import reordered, repeated
-from jaxformer.decode.generate import Rows, token_step
+from jaxformer.decode.generate import Prompt, Rows, token_step
+from jaxformer.decode.program import Options, for_rows, program
+from jaxformer.decode.settings import batched
+from jaxformer.decode.texts import eos_ids, num_drawable
 from jaxformer.layers import Transformer
+from jaxformer.ops.sampling import History, Settings, adjusted
+from jaxformer.run import Run
 from jaxformer.typing import Array, Bool, Float, Int, Params
 
 NEVER = -1e9  # a score no real hypothesis has; finite, so that sums stay numbers
@@ -35,7 +46,7 @@ class BeamSearch:
     early_stopping: Literal["never", "heuristic", "exact"] = "heuristic"
     """End when no running beam can still win at any length, or at its present length, or once all have finished."""
 
-    def normalizer(self, length: Int[Array, ""] | int) -> Float[Array, ""]:
+    def normalizer(self, length: Int[Array, "*dims"]) -> Float[Array, "*dims"]:
         length = jnp.asarray(length, jnp.float32)
         return (length if self.convention == "length" else (5.0 + length) / 6.0) ** self.length_penalty
 
@@ -50,26 +61,62 @@ class Beams(NamedTuple):
     finished_score_BM: Float[Array, "B M"]  # normalised
     finished_BM: Bool[Array, "B M"]
     improvable_B: Bool[Array, " B"]
-    stuck: Bool[Array, ""]  # no candidate goes on
     count: Int[Array, ""]
 
 
-@partial(jax.jit, static_argnames=("model", "max_new_tokens", "search", "eos_ids", "vocab_size"))
+def searched(run: Run, rows: Sequence[Row], search: BeamSearch) -> list[tuple[list[list[int]], list[float]]]:
+    """For every row its hypotheses, best first and without the token that ended them, and their scores."""
+    ends, room = eos_ids(run), max(row.config.max_new_tokens for row in rows)
+    if room == 0:
+        return [([[]], [0.0]) for _ in rows]
+    size = padded_size(run, len(rows))
+    prompt = prompt_of(run, [row.ids for row in rows], size)
+    configs = [row.config for row in rows] + [IDLE] * (size - len(rows))
+    settings = batched(configs, vocab_size=num_drawable(run), eos_ids=ends)
+    model, params = run.decoding
+    with on_mesh(run):
+        caches, logits_BV = read_prompt(run, prompt, bucket(prompt.ids.shape[1] + room))
+        output, scores = search_beams(
+            model, params, caches, logits_BV, prompt, settings,
+            room=bucket(room), search=search, num_ends=len(ends), vocab_size=num_drawable(run),
+        )  # fmt: skip
+    found = []
+    for beams, beam_scores, row in zip(np.asarray(output).tolist(), np.asarray(scores).tolist(), rows, strict=False):
+        kept = [itertools.takewhile(lambda t: t not in ends, beam[: row.config.max_new_tokens]) for beam in beams]
+        found.append(([list(ids) for ids in kept], beam_scores))
+    return found
+
+
+def _search_options(
+    model: Transformer, params: Params, rows: Rows, *args: object, search: BeamSearch, **kwargs: object
+) -> Options:
+    return for_rows(rows.lengths_B.shape[0] * search.num_beams, params)
+
+
+@program(static=("model", "room", "search", "num_ends", "vocab_size"), options=_search_options)
 def search_beams(
     model: Transformer,
     params: Params,
     rows: Rows,
     logits_BV: Float[Array, "B V"],
-    active_B: Bool[Array, " B"],
+    prompt: Prompt,
+    settings: Settings,
     *,
-    max_new_tokens: int,
+    room: int,
     search: BeamSearch,
-    eos_ids: tuple[int, ...],
+    num_ends: int,
     vocab_size: int,
 ) -> tuple[Int[Array, "B M T"], Float[Array, "B M"]]:
-    """Hypotheses, best first, with the first of `eos_ids` after their end, and their scores."""
+    """Hypotheses, best first, with an end token after their end, and their scores.
+
+    Args:
+      settings: of each request; where its max_new_tokens is 0, nothing is searched.
+      room: for new tokens, at least the largest max_new_tokens.
+      num_ends: how many end tokens there are in `settings.eos`.
+    """
     B, M = logits_BV.shape[0], search.num_beams
-    sequences_BMT = jnp.full((B, M, max_new_tokens), eos_ids[0] if eos_ids else 0, jnp.int32)
+    filler_B11 = settings.eos[:, :1, None] if num_ends else jnp.zeros((B, 1, 1), jnp.int32)
+    sequences_BMT = jnp.broadcast_to(filler_B11, (B, M, room)).astype(jnp.int32)
     # Only the first beam counts at first: the others are its copies.
     alone_BM = jnp.where(jnp.arange(M) == 0, 0.0, NEVER)[None].repeat(B, axis=0)
     start = Beams(
@@ -79,43 +126,63 @@ def search_beams(
         finished_BMT=sequences_BMT,
         finished_score_BM=jnp.full((B, M), NEVER),
         finished_BM=jnp.zeros((B, M), bool),
-        improvable_B=active_B,
-        stuck=jnp.zeros((), bool),
+        improvable_B=settings.max_new_tokens > 0,
         count=jnp.zeros((), jnp.int32),
     )
-    step = partial(_advanced, search=search, eos_ids=eos_ids, max_new_tokens=max_new_tokens)
+    filter_scores = partial(
+        _filtered, prompt=prompt, settings=jax.tree.map(lambda a: jnp.repeat(a, M, axis=0), settings)
+    )
+    step = partial(_advanced, search=search, settings=settings, num_ends=num_ends)
 
     def unfinished(beams: Beams) -> Bool[Array, ""]:
-        return ~_closed(beams, search).all() & ~beams.stuck
+        return ~_closed(beams, search).all()
 
     def one_token(beams: Beams) -> Beams:
         token_R = jnp.take(beams.running_BMT, beams.count - 1, axis=2).reshape(-1)
         rows, logits_RV = token_step(model, params, beams.rows, token_R)
-        return step(beams._replace(rows=rows), logits_RV[:, :vocab_size].reshape(B, M, -1))
+        return step(beams._replace(rows=rows), filter_scores(beams, logits_RV[:, :vocab_size]))
 
-    first = step(start, jnp.broadcast_to(logits_BV[:, None, :vocab_size], (B, M, vocab_size)))
-    end = jax.lax.while_loop(unfinished, one_token, first)
+    first_RV = jnp.repeat(logits_BV[:, :vocab_size], M, axis=0)
+    end = jax.lax.while_loop(unfinished, one_token, step(start, filter_scores(start, first_RV)))
     return end.finished_BMT, end.finished_score_BM
 
 
+def _filtered(
+    beams: Beams, logits_RV: Float[Array, "R V"], *, prompt: Prompt, settings: Settings
+) -> Float[Array, "B M V"]:
+    """Log-probabilities of the next token after every filter that does not sample."""
+    B, M, _ = beams.running_BMT.shape
+    logp_RV = jax.nn.log_softmax(logits_RV.astype(jnp.float32), axis=-1)
+    lengths_R = jnp.asarray(prompt.lengths).repeat(M)
+    history = History(_tokens(beams, prompt), lengths_R, lengths_R + beams.count)
+    return adjusted(logp_RV, settings, history).reshape(B, M, -1)
+
+
+def _tokens(beams: Beams, prompt: Prompt) -> Int[Array, "R C"]:
+    """Every beam's prompt and, right behind it, what was chosen so far."""
+    _, M, T = beams.running_BMT.shape
+    ids_RP, lengths_R1 = jnp.asarray(prompt.ids).repeat(M, axis=0), jnp.asarray(prompt.lengths).repeat(M)[:, None]
+    index_C = jnp.arange(ids_RP.shape[1] + T)
+    read = partial(jnp.take_along_axis, axis=1, mode="clip")
+    new_RC = read(beams.running_BMT.reshape(-1, T), jnp.maximum(index_C - lengths_R1, 0))
+    return jnp.where(index_C < lengths_R1, read(ids_RP, jnp.broadcast_to(index_C, new_RC.shape)), new_RC)
+
+
 def _advanced(
-    beams: Beams,
-    logits_BMV: Float[Array, "B M V"],
-    *,
-    search: BeamSearch,
-    eos_ids: tuple[int, ...],
-    max_new_tokens: int,
+    beams: Beams, logp_BMV: Float[Array, "B M V"], *, search: BeamSearch, settings: Settings, num_ends: int
 ) -> Beams:
     """The beams one token longer."""
-    B, M, V = logits_BMV.shape
-    scores_BMV = jax.nn.log_softmax(logits_BMV.astype(jnp.float32), axis=-1) + beams.running_score_BM[..., None]
+    B, M, V = logp_BMV.shape
+    # A filter may have removed a token: still less likely than any other, yet a number.
+    scores_BMV = jnp.maximum(logp_BMV, NEVER) + beams.running_score_BM[..., None]
     # Enough candidates that M go on even if every beam ends in every possible way.
-    num_candidates = min(max(2, 1 + len(eos_ids)) * M, M * V)
+    num_candidates = min(max(2, 1 + num_ends) * M, M * V)
     score_BC, index_BC = jax.lax.top_k(scores_BMV.reshape(B, M * V), num_candidates)
     parent_BC, token_BC = index_BC // V, (index_BC % V).astype(jnp.int32)
     candidates_BCT = _gathered(beams.running_BMT, parent_BC).at[:, :, beams.count].set(token_BC)
     count = beams.count + 1
-    ends_BC = jnp.isin(token_BC, jnp.array(eos_ids, jnp.int32)) | (count >= max_new_tokens)
+    is_end_BC = (token_BC[..., None] == settings.eos[:, None]).any(axis=-1)
+    ends_BC = is_end_BC | (count >= settings.max_new_tokens)[:, None]
 
     running_BM, chosen_BM = jax.lax.top_k(jnp.where(ends_BC, score_BC + NEVER, score_BC), M)
     parent_BM = jnp.take_along_axis(parent_BC, chosen_BM, axis=1)
@@ -133,11 +200,10 @@ def _advanced(
         finished_BMT=finished_BMT,
         finished_score_BM=finished_score_BM,
         finished_BM=finished_BM,
-        improvable_B=beams.improvable_B,
-        stuck=ends_BC.all(),
+        improvable_B=beams.improvable_B & ~ends_BC.all(axis=1),
         count=count,
     )
-    return beams._replace(improvable_B=beams.improvable_B & _can_improve(beams, search, max_new_tokens))
+    return beams._replace(improvable_B=beams.improvable_B & _can_improve(beams, search, settings.max_new_tokens))
 
 
 def _with_finished(
@@ -162,11 +228,11 @@ def _closed(beams: Beams, search: BeamSearch) -> Bool[Array, " B"]:
     return ~beams.improvable_B | full_B
 
 
-def _can_improve(beams: Beams, search: BeamSearch, max_new_tokens: int) -> Bool[Array, " B"]:
+def _can_improve(beams: Beams, search: BeamSearch, max_new_B: Int[Array, " B"]) -> Bool[Array, " B"]:
     """Whether the best running beam might still beat the worst finished one."""
     # Scores fall as tokens are added; only the normaliser of a longer output can raise them.
     any_length = search.early_stopping == "never" and search.length_penalty > 0.0
-    best_B = beams.running_score_BM[:, 0] / search.normalizer(max_new_tokens if any_length else beams.count)
+    best_B = beams.running_score_BM[:, 0] / search.normalizer(max_new_B if any_length else beams.count)
     worst_B = jnp.where(beams.finished_BM.all(axis=1), beams.finished_score_BM.min(axis=1), NEVER)
     return best_B > worst_B
 

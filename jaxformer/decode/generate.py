@@ -1,30 +1,22 @@
 """The decode loop: `prefill` reads the prompts once, then a `while_loop` takes one token step at a time.
 
-Everything that grows is preallocated; the loop's carry is the cache, the tokens so far and the rows' state.
-What a row draws depends on its own seed and its own index alone, never on its neighbours.
+Everything that grows is preallocated. `State` is all there is between tokens, a pytree whose every array leads with the
+row: a row may be put into any place of a running batch (`inserted`), and what it draws depends on its own tokens, its
+own settings and its own seed alone, never on its neighbours or its place.
 """
 
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxformer.decode.cache import make_caches
+from jaxformer.decode.program import Options, for_rows, program
 from jaxformer.layers import Transformer
 from jaxformer.layers.block import LayerCache
-from jaxformer.ops.sampling import sample
-from jaxformer.typing import Array, Bool, Float, Int, Params, Tokens, tokens_from_ids
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How the next token is chosen; temperature 0 takes the likeliest."""
-
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float | None = None
+from jaxformer.ops.sampling import History, Settings, choose, log_probs
+from jaxformer.typing import Array, Bool, Float, Int, Params, PyTree, Tokens
 
 
 class Prompt(NamedTuple):
@@ -32,28 +24,37 @@ class Prompt(NamedTuple):
 
     ids: Int[Array, "B T"]
     lengths: Int[Array, " B"]
-    seeds: Int[Array, " B"]
-    active: Bool[Array, " B"]  # false for rows that only fill up the batch
     source: Tokens | None = None  # what the encoder reads
 
 
 class Rows(NamedTuple):
-    """What decoding carries from token to token."""
+    """What the model carries from token to token."""
 
     caches: tuple[LayerCache, ...]
     lengths_B: Int[Array, " B"]  # tokens in the cache
     source_segments_BS: Int[Array, "B S"] | None
 
 
-class Carry(NamedTuple):
+class Chances(NamedTuple):
+    """Log-probabilities the model gave, by index of the token; of what it likes best, N each."""
+
+    chosen_BC: Float[Array, "B C"]
+    top_BCN: Float[Array, "B C N"]
+    top_ids_BCN: Int[Array, "B C N"]
+
+
+class State(NamedTuple):
     rows: Rows
-    token_B: Int[Array, " B"]
-    output_BT: Int[Array, "B T"]
+    tokens_BC: Int[Array, "B C"]  # prompt, then what was drawn; of an encoder-decoder, the decoder's
+    prompt_lengths_B: Int[Array, " B"]
+    lengths_B: Int[Array, " B"]  # of `tokens_BC`; the last one is not in the cache yet
     done_B: Bool[Array, " B"]
-    count: Int[Array, ""]
+    seeds_B: Int[Array, " B"]
+    chances: Chances | None  # none if nobody asks
 
 
-@partial(jax.jit, static_argnames=("model", "capacity"))
+# ---------------------------------------------------------------- the model
+@program(static=("model", "capacity"))
 def prefill(model: Transformer, params: Params, prompt: Prompt, *, capacity: int) -> tuple[Rows, Float[Array, "B V"]]:
     """Caches of `capacity` tokens with the prompts in them, and the logits after each row's last token."""
     cross = segments_BS = None
@@ -61,70 +62,173 @@ def prefill(model: Transformer, params: Params, prompt: Prompt, *, capacity: int
         source_BSD = model.apply({"params": params}, prompt.source, method="encode")
         cross = model.apply({"params": params}, source_BSD, method="cross_keys_values")
         segments_BS = prompt.source.segments
-    batch, length = prompt.ids.shape
-    caches = make_caches(model.config, batch, capacity, model.runtime.dtype, cross)
-    tokens = tokens_from_ids(prompt.ids, jnp.arange(length) < prompt.lengths[:, None])
-    start_B = jnp.zeros_like(prompt.lengths)
-    hidden_BTD, caches = model.apply({"params": params}, tokens, start_B, caches, segments_BS, method="extend")
-    last_B1D = jnp.take_along_axis(hidden_BTD, (prompt.lengths - 1)[:, None, None], axis=1)
+    caches = make_caches(model.config, prompt.ids.shape[0], capacity, model.runtime, cross)
+    rows = Rows(caches, jnp.zeros_like(prompt.lengths), segments_BS)
+    return _read(model, params, rows, prompt.ids, prompt.lengths)
+
+
+@program(static=("model",), donate=("rows",))
+def prefill_more(
+    model: Transformer,
+    params: Params,
+    rows: Rows,
+    logits_BV: Float[Array, "B V"],
+    ids_BT: Int[Array, "B T"],
+    lengths_B: Int[Array, " B"],
+) -> tuple[Rows, Float[Array, "B V"]]:
+    """The next tokens of prompts that are read in parts; a row that has no more, of length 0 here, stays as it is."""
+    rows, new_BV = _read(model, params, rows, ids_BT, lengths_B)
+    return rows, jnp.where(lengths_B[:, None] > 0, new_BV, logits_BV)
+
+
+def _read(
+    model: Transformer, params: Params, rows: Rows, ids_BT: Int[Array, "B T"], lengths_B: Int[Array, " B"]
+) -> tuple[Rows, Float[Array, "B V"]]:
+    """Append right-padded tokens to each row; the logits after the last real one."""
+    index_T = jnp.arange(ids_BT.shape[1])
+    real_BT = (index_T < lengths_B[:, None]).astype(jnp.int32)
+    tokens = Tokens(ids_BT, rows.lengths_B[:, None] + index_T, real_BT)
+    hidden_BTD, caches = model.apply(
+        {"params": params}, tokens, rows.lengths_B, rows.caches, rows.source_segments_BS, method="extend"
+    )
+    last_B1D = jnp.take_along_axis(hidden_BTD, jnp.maximum(lengths_B - 1, 0)[:, None, None], axis=1)
     logits_BV = model.apply({"params": params}, last_B1D, method="logits")[:, 0]
-    return Rows(caches, prompt.lengths, segments_BS), logits_BV
+    return rows._replace(caches=caches, lengths_B=rows.lengths_B + lengths_B), logits_BV
 
 
 def token_step(
     model: Transformer, params: Params, rows: Rows, token_B: Int[Array, " B"]
 ) -> tuple[Rows, Float[Array, "B V"]]:
     """Append one token to each row; the step that every way of decoding shares."""
-    tokens = Tokens(token_B[:, None], rows.lengths_B[:, None], jnp.ones_like(token_B)[:, None])
-    hidden_B1D, caches = model.apply(
-        {"params": params}, tokens, rows.lengths_B, rows.caches, rows.source_segments_BS, method="extend"
-    )
-    logits_BV = model.apply({"params": params}, hidden_B1D, method="logits")[:, 0]
-    return rows._replace(caches=caches, lengths_B=rows.lengths_B + 1), logits_BV
+    return _read(model, params, rows, token_B[:, None], jnp.ones_like(token_B))
 
 
-@partial(
-    jax.jit,
-    static_argnames=("model", "max_new_tokens", "sampling", "eos_ids", "vocab_size"),
-    donate_argnames="rows",
-)
-def continue_rows(
-    model: Transformer,
-    params: Params,
+# ---------------------------------------------------------------- the rows of a batch
+@program(static=("vocab_size", "capacity", "top_n"), donate=("rows",))
+def first_state(
     rows: Rows,
     logits_BV: Float[Array, "B V"],
     prompt: Prompt,
+    settings: Settings,
+    seeds_B: Int[Array, " B"],
+    active_B: Bool[Array, " B"],
+    take_B: Int[Array, " B"] | None = None,
     *,
-    max_new_tokens: int,
-    sampling: Sampling,
-    eos_ids: tuple[int, ...],
     vocab_size: int,
-) -> tuple[Int[Array, "B T"], Rows]:
-    """At least one new token a row (after its end, the first of `eos_ids`), and the rows in the memory of those given.
+    capacity: int,
+    top_n: int | None,
+) -> State:
+    """After a prefill, with the first token drawn.
+
+    Args:
+      active_B: false for rows that only fill up the batch.
+      take_B: which row of the prefill each row starts from, where several samples share a prompt; none is its own.
+      top_n: how many of the likeliest tokens to note with every token; none notes nothing.
+    """
+    if take_B is not None:
+        rows, logits_BV, prompt = _taken((rows, logits_BV, prompt._replace(source=None)), take_B)
+    num_rows, chances = active_B.shape[0], None
+    if top_n is not None:
+        shape = (num_rows, capacity, top_n)
+        chances = Chances(jnp.zeros(shape[:2]), jnp.zeros(shape), jnp.zeros(shape, jnp.int32))
+    lengths_B = jnp.asarray(prompt.lengths)
+    state = State(
+        rows=rows,
+        tokens_BC=jnp.pad(prompt.ids, ((0, 0), (0, capacity - prompt.ids.shape[1]))),
+        prompt_lengths_B=lengths_B,
+        lengths_B=lengths_B,
+        done_B=~active_B | (settings.max_new_tokens == 0),
+        seeds_B=seeds_B,
+        chances=chances,
+    )
+    return drawn(state, logits_BV, settings, vocab_size)
+
+
+def _taken(tree: PyTree, rows_B: Int[Array, " B"]) -> PyTree:
+    return jax.tree.map(lambda array: array[rows_B], tree)
+
+
+@program(donate=("state",))
+def inserted(state: State, new: State, slots_N: Int[Array, " N"]) -> State:
+    """`state` with the rows of `new` in these places; a place beyond the last drops its row."""
+
+    def put(old: Array, rows: Array) -> Array:
+        # Sources may be longer here than in the batch that was read.
+        room = [(0, 0), *((0, a - b) for a, b in zip(old.shape[1:], rows.shape[1:], strict=True))]
+        return old.at[slots_N].set(jnp.pad(rows, room), mode="drop")
+
+    return jax.tree.map(put, state, new)
+
+
+def _advance_options(model: Transformer, params: Params, state: State, *args: object, **kwargs: object) -> Options:
+    return for_rows(state.done_B.shape[0], params)
+
+
+@program(static=("model", "vocab_size"), donate=("state",), options=_advance_options)
+def advance(
+    model: Transformer,
+    params: Params,
+    state: State,
+    settings: Settings,
+    max_steps: Int[Array, ""],
+    until_done: Int[Array, ""],
+    *,
+    vocab_size: int,
+) -> State:
+    """At most `max_steps` tokens more for every row that goes on, or until `until_done` rows are done."""
+
+    def unfinished(carry: tuple[State, Array]) -> Bool[Array, ""]:
+        state, count = carry
+        return (count < max_steps) & (state.done_B.sum() < until_done)
+
+    def one_token(carry: tuple[State, Array]) -> tuple[State, Array]:
+        state, count = _unpacked(carry[0]), carry[1]
+        last_B1 = jnp.take_along_axis(state.tokens_BC, state.lengths_B[:, None] - 1, axis=1)
+        rows, logits_BV = token_step(model, params, state.rows, last_B1[:, 0])
+        # A row that is done stands still: what it writes to its cache is beyond its length.
+        rows = rows._replace(lengths_B=jnp.where(state.done_B, state.rows.lengths_B, rows.lengths_B))
+        return _packed(drawn(state._replace(rows=rows), logits_BV, settings, vocab_size)), count + 1
+
+    start = (_packed(state), jnp.zeros((), jnp.int32))
+    return _unpacked(jax.lax.while_loop(unfinished, one_token, start)[0])
+
+
+def _packed(state: State) -> State:
+    """As the loop carries it: a single row's caches without their batch dimension.
+
+    XLA drops that dimension from products, and would copy a cache that is carried with it once a token.
+    """
+    return _with_caches(state, lambda array: array[0]) if len(state.done_B) == 1 else state
+
+
+def _unpacked(state: State) -> State:
+    return _with_caches(state, lambda array: array[None]) if len(state.done_B) == 1 else state
+
+
+def _with_caches(state: State, change: Callable[[Array], Array]) -> State:
+    caches = jax.tree.map(change, state.rows.caches)
+    return state._replace(rows=state.rows._replace(caches=caches))
+
+
+def drawn(state: State, logits_BV: Float[Array, "B V"], settings: Settings, vocab_size: int) -> State:
+    """One more token for every row that goes on.
 
     Ids from `vocab_size` on are never drawn: a model may have more rows in its table than its tokenizer has pieces.
     """
-    filler = eos_ids[0] if eos_ids else 0
-
-    def ends(token_B: Array) -> Bool[Array, " B"]:
-        return jnp.isin(token_B, jnp.array(eos_ids, jnp.int32))
-
-    def draw(logits_BV: Array, done_B: Array, count: Array) -> Int[Array, " B"]:
-        logits_BV = logits_BV[:, :vocab_size]
-        keys = jax.vmap(lambda seed: jax.random.fold_in(jax.random.key(seed), count))(prompt.seeds)
-        return jnp.where(done_B, filler, sample(logits_BV, keys, **vars(sampling)))
-
-    def unfinished(carry: Carry) -> Bool[Array, ""]:
-        return (carry.count < max_new_tokens) & ~carry.done_B.all()
-
-    def one_token(carry: Carry) -> Carry:
-        rows, logits_BV = token_step(model, params, carry.rows, carry.token_B)
-        token_B = draw(logits_BV, carry.done_B, carry.count)
-        output_BT = jax.lax.dynamic_update_slice(carry.output_BT, token_B[:, None], (0, carry.count))
-        return Carry(rows, token_B, output_BT, carry.done_B | ends(token_B), carry.count + 1)
-
-    first_B = draw(logits_BV, ~prompt.active, jnp.zeros((), jnp.int32))
-    output_BT = jnp.full((first_B.shape[0], max_new_tokens), filler, jnp.int32).at[:, 0].set(first_B)
-    start = Carry(rows, first_B, output_BT, ~prompt.active | ends(first_B), jnp.ones((), jnp.int32))
-    end = jax.lax.while_loop(unfinished, one_token, start)
-    return end.output_BT, end.rows
+    logits_BV = logits_BV[:, :vocab_size]
+    num_new_B = state.lengths_B - state.prompt_lengths_B
+    keys = jax.vmap(lambda seed, n: jax.random.fold_in(jax.random.key(seed), n))(state.seeds_B, num_new_B)
+    history = History(state.tokens_BC, state.prompt_lengths_B, state.lengths_B)
+    token_B = choose(logits_BV, keys, settings, history)
+    rows_B = jnp.arange(token_B.shape[0])
+    # Beyond the capacity nothing is written.
+    place_B = jnp.where(state.done_B, state.tokens_BC.shape[1], state.lengths_B)
+    state = state._replace(tokens_BC=state.tokens_BC.at[rows_B, place_B].set(token_B, mode="drop"))
+    if state.chances is not None:
+        found = log_probs(logits_BV, token_B, state.chances.top_BCN.shape[2])
+        noted = [old.at[rows_B, place_B].set(new, mode="drop") for old, new in zip(state.chances, found, strict=True)]
+        state = state._replace(chances=Chances(*noted))
+    ends_B = (token_B[:, None] == settings.eos).any(axis=1) | (num_new_B + 1 >= settings.max_new_tokens)
+    return state._replace(
+        lengths_B=jnp.where(state.done_B, state.lengths_B, state.lengths_B + 1), done_B=state.done_B | ends_B
+    )

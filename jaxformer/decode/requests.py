@@ -1,31 +1,73 @@
-"""From what users pass (texts or id lists) to padded batches, and back: the functions of the Python API."""
+"""The functions of the Python API: texts or id lists in, texts, ids, scores or vectors out."""
 
+import difflib
 import itertools
-import zlib
-from collections.abc import Sequence
-from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any, Literal, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.data.special import special_ids
-from jaxformer.decode.beam import BeamSearch, search_beams
-from jaxformer.decode.generate import Prompt, Sampling, continue_rows, prefill
+from jaxformer.decode.batch import Decoded, Row, on_mesh, padded, padded_size, tokens_of
+from jaxformer.decode.beam import BeamSearch, searched
+from jaxformer.decode.program import program
+from jaxformer.decode.queue import answered, text_of
+from jaxformer.decode.score import token_scores
+from jaxformer.decode.settings import SAMPLED_ONLY, SamplingConfig
+from jaxformer.decode.stream import pieces
+from jaxformer.decode.texts import (
+    Text,
+    check_context,
+    check_decoder,
+    decoder_start,
+    first_id,
+    is_text,
+    num_drawable,
+    prompt_ids,
+    request_ids,
+    source_ids,
+    token_ids,
+    tokenizer_of,
+)
 from jaxformer.errors import UserError
 from jaxformer.layers import Transformer
 from jaxformer.ops.pooling import pooled
 from jaxformer.run import Run
 from jaxformer.typing import Array, Float, Int, Params, Tokens, tokens_from_ids
 
-Text = TypeVar("Text", str, Sequence[int])
 BATCH = 32  # rows decoded together
 
 
+class Request:
+    """A prompt with settings of its own: `Request("Once", temperature=0.7, stop=["\\n"])`."""
+
+    def __init__(self, prompt: Any, **settings: Any) -> None:
+        self.prompt, self.settings = prompt, settings
+
+    def __repr__(self) -> str:
+        return f"Request({self.prompt!r}, {', '.join(f'{name}={value!r}' for name, value in self.settings.items())})"
+
+
+class Completion(NamedTuple):
+    """One output, and what is known of it."""
+
+    output: Any
+    """A text or an id list, as the prompt was: new tokens only, eos dropped."""
+    ids: list[int]
+    finish: Literal["eos", "length", "stop"]
+    """What ended it: an eos token, max_new_tokens, or a stop text."""
+    log_probs: Float[np.ndarray, " T"] | None
+    """Of every token, as the model gave it before any filter; none unless `log_probs` is set."""
+    top: list[list[tuple[int, float]]] | None
+    """For every token (id, log-probability) of the `log_probs` likeliest, best first."""
+
+
+# ---------------------------------------------------------------- generation
 def generate(
     run: Run,
-    prompts: Sequence[Text],
+    prompts: Iterable[Text | Request],
     max_new_tokens: int = 64,
     temperature: float = 0.0,
     top_k: int | None = None,
@@ -33,33 +75,122 @@ def generate(
     num_beams: int = 1,
     seed: int = 0,
     *,
+    batch_size: int = BATCH,
     length_penalty: float = 1.0,
     early_stopping: str = "heuristic",
-) -> list[Text]:
+    **settings: Any,
+) -> list[Text] | list[list[Text]] | Iterator[Text]:
     """Continuations of prompts, or for an encoder-decoder the outputs for them: new tokens only, eos dropped.
 
-    Texts give texts, id lists give id lists. A row depends on its own prompt, the settings and the seed alone.
-    With several beams the best hypothesis is given; `search` gives them all.
+    Texts give texts, id lists give id lists. A row depends on its own prompt, settings and seed alone. Prompts beyond
+    `batch_size` wait for a slot; an iterator of prompts gives an iterator of outputs, which reads ahead a few batches.
+    With several beams the best hypothesis is given; `search` gives them all. With `num_samples` set, a list a prompt.
+
+    Args:
+      settings: everything else of `SamplingConfig`, such as min_p, repetition_penalty, no_repeat_ngram, bias, banned,
+        forced_first, min_new_tokens, stop, num_samples. A `Request` may set any of them, and those above, for itself.
     """
-    _check_settings(max_new_tokens, temperature, top_k, top_p)
     if num_beams != 1:
-        if temperature:
-            raise UserError(
-                f"num_beams={num_beams} with temperature={temperature}: beams do not sample, use one of them"
-            )
-        beam = _beam_search(num_beams, length_penalty, "length", early_stopping)
-        return [found[0].output for found in _search(run, prompts, max_new_tokens, beam, "generate")]
-    ids, is_text = _request_ids(run, prompts, max_new_tokens, "generate")
-    new: list[list[int]] = []
-    if max_new_tokens == 0:
-        new = [[] for _ in ids]
-    else:
-        sampling = Sampling(temperature, top_k, top_p)
-        for start in range(0, len(ids), BATCH):
-            new += _generate_batch(run, ids[start : start + BATCH], max_new_tokens, sampling, seed)
-    return [run.tokenizer.decode(row) for row in new] if is_text else new
+        _check_no_sampling(num_beams, {"temperature": temperature, "top_k": top_k, "top_p": top_p} | settings)
+        beams = {"num_beams": num_beams, "length_penalty": length_penalty, "early_stopping": early_stopping}
+        found = _search(run, prompts, batch_size, _beam_search(**beams), settings | {"max_new_tokens": max_new_tokens})
+        return _as_given((hypotheses[0].output for hypotheses in found), prompts)
+    given = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    completions = _completions(run, prompts, batch_size, given | {"seed": seed} | settings)
+    if "num_samples" in settings:
+        return _as_given(([c.output for c in each] for each in completions), prompts)
+    return _as_given((each[0].output for each in completions), prompts)
 
 
+def complete(
+    run: Run, prompts: Iterable[Text | Request], *, batch_size: int = BATCH, **settings: Any
+) -> list[list[Completion]] | Iterator[list[Completion]]:
+    """`generate` with all that is known of each output; for every prompt a list of `num_samples`.
+
+    Args:
+      settings: as of `generate`, and `log_probs`.
+    """
+    return _as_given(_completions(run, prompts, batch_size, settings), prompts)
+
+
+def stream(run: Run, prompt: Text | Request, **settings: Any) -> Iterator[str]:
+    """The text that `generate` gives, in pieces as it is made; no piece ever ends within a character."""
+    check_decoder(run, "stream")
+    rows = prepared(run, prompt, settings)
+    if len(rows) > 1:
+        raise UserError(f"num_samples={len(rows)}: a stream is of one output, use generate for several")
+    tokenizer_of(run)
+    return pieces(run, rows[0])
+
+
+def prepared(run: Run, prompt: Text | Request, settings: Mapping[str, Any]) -> list[Row]:
+    """The rows of one request, checked; its own settings go before those given."""
+    if isinstance(prompt, Request):
+        prompt, settings = prompt.prompt, {**settings, **prompt.settings}
+    config = sampling_config(settings)
+    config.check_tokens(num_drawable(run))
+    if config.stop:
+        tokenizer_of(run)
+    ids = request_ids(run, prompt, config.max_new_tokens)
+    return [Row(ids, config, sample) for sample in range(config.num_samples)]
+
+
+def sampling_config(settings: Mapping[str, Any]) -> SamplingConfig:
+    known = [field.name for field in fields(SamplingConfig)]
+    for name in settings:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 3) or known
+            raise UserError(f"unknown setting '{name}'; there are: {', '.join(near)}")
+    return SamplingConfig(**settings)
+
+
+def completion(run: Run, row: Row, decoded: Decoded, as_text: bool) -> Completion:
+    output = decoded.ids
+    if as_text:
+        output = text_of(run, row, decoded.ids) if decoded.text is None else decoded.text
+    return Completion(output, decoded.ids, decoded.finish, decoded.log_probs, decoded.top)
+
+
+def _completions(
+    run: Run, prompts: Iterable[Text | Request], batch_size: int, settings: Mapping[str, Any]
+) -> Iterator[list[Completion]]:
+    """Checked now, and what can be of the prompts; decoded as they are asked for."""
+    _check_prompts(run, prompts, batch_size, "generate")
+    sampling_config(settings)  # also where there is no prompt
+    asked: list[tuple[list[Row], bool]] = []
+
+    def rows_of(i: int, prompt: Text | Request) -> list[Row]:
+        with _naming(f"prompt {i}: "):
+            asked.append((prepared(run, prompt, settings), is_text(getattr(prompt, "prompt", prompt))))
+        return asked[-1][0]
+
+    requests: Iterable[list[Row]] = itertools.starmap(rows_of, enumerate(prompts))
+    if isinstance(prompts, Sequence):
+        requests = list(requests)
+
+    def finished() -> Iterator[list[Completion]]:
+        for decoded in answered(run, requests, batch_size):
+            rows, as_text = asked.pop(0)
+            yield [completion(run, row, one, as_text) for row, one in zip(rows, decoded, strict=True)]
+
+    return finished()
+
+
+@contextmanager
+def _naming(what: str) -> Iterator[None]:
+    """Errors say where they come from."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{what}{error}") from None
+
+
+def _as_given(outputs: Iterator[Any], prompts: Iterable[Any]) -> Any:
+    """A list for a list; an iterator for an iterator, of which nothing may be read before it is asked for."""
+    return outputs if isinstance(prompts, Iterator) else list(outputs)
+
+
+# ---------------------------------------------------------------- beam search
 class Hypothesis(NamedTuple):
     """One outcome of a beam search."""
 
@@ -71,52 +202,104 @@ class Hypothesis(NamedTuple):
 
 def search(
     run: Run,
-    prompts: Sequence[Text],
+    prompts: Iterable[Text | Request],
     max_new_tokens: int = 64,
     *,
     num_beams: int = 4,
     length_penalty: float = 1.0,
     convention: str = "length",
     early_stopping: str = "heuristic",
-) -> list[list[Hypothesis]]:
+    batch_size: int = BATCH,
+    **settings: Any,
+) -> list[list[Hypothesis]] | Iterator[list[Hypothesis]]:
     """The `num_beams` best hypotheses of a beam search for every prompt, best first.
 
     Args:
       length_penalty: exponent of the length that sums of log-probabilities are divided by; 0 compares the sums.
       convention: "length" as transformers, or "gnmt" for ((5 + length) / 6) ** penalty (arXiv:1609.08144).
       early_stopping: "never", "heuristic" or "exact", which are transformers' "never", False and True.
+      batch_size: beams decoded together.
+      settings: as of `generate`, but for those that sample. Log-probabilities are filtered, as transformers does.
     """
-    _check_settings(max_new_tokens, 0.0, None, None)
-    beam = _beam_search(num_beams, length_penalty, convention, early_stopping)
-    return _search(run, prompts, max_new_tokens, beam, "search")
+    _check_no_sampling(num_beams, settings)
+    beam = _beam_search(num_beams, length_penalty, early_stopping, convention)
+    found = _search(run, prompts, batch_size, beam, settings | {"max_new_tokens": max_new_tokens})
+    return _as_given(found, prompts)
 
 
 def _search(
-    run: Run, prompts: Sequence[Text], max_new_tokens: int, beam: BeamSearch, what: str
-) -> list[list[Hypothesis]]:
-    ids, is_text = _request_ids(run, prompts, max_new_tokens, what)
-    if max_new_tokens == 0:
-        return [[Hypothesis("" if is_text else [], 0.0)] for _ in ids]
-    found: list[list[Hypothesis]] = []
-    size = max(1, BATCH // beam.num_beams)
-    for start in range(0, len(ids), size):
-        for rows, scores in _search_batch(run, ids[start : start + size], max_new_tokens, beam):
-            outputs = [run.tokenizer.decode(row) for row in rows] if is_text else rows
-            found.append([Hypothesis(output, score) for output, score in zip(outputs, scores, strict=True)])
-    return found
+    run: Run, prompts: Iterable[Text | Request], batch_size: int, beam: BeamSearch, settings: Mapping[str, Any]
+) -> Iterator[list[Hypothesis]]:
+    _check_prompts(run, prompts, batch_size, "search")
+    sampling_config(settings)
+
+    def row_of(i: int, prompt: Text | Request) -> tuple[Row, bool]:
+        with _naming(f"prompt {i}: "):
+            row = prepared(run, prompt, settings)[0]
+            _check_no_sampling(beam.num_beams, {name: getattr(row.config, name) for name in NOT_WITH_BEAMS})
+        return row, is_text(getattr(prompt, "prompt", prompt))
+
+    rows: Iterable[tuple[Row, bool]] = itertools.starmap(row_of, enumerate(prompts))
+    if isinstance(prompts, Sequence):
+        rows = list(rows)
+
+    def found() -> Iterator[list[Hypothesis]]:
+        size, source = max(1, batch_size // beam.num_beams), iter(rows)
+        while group := list(itertools.islice(source, size)):
+            for (row, as_text), (ids, scores) in zip(group, searched(run, [r for r, _ in group], beam), strict=True):
+                outputs = [text_of(run, row, each) for each in ids] if as_text else ids
+                yield [Hypothesis(*pair) for pair in zip(outputs, scores, strict=True)]
+
+    return found()
 
 
+NOT_WITH_BEAMS = (*SAMPLED_ONLY, "stop", "num_samples", "log_probs")
+
+
+def _check_no_sampling(num_beams: int, settings: Mapping[str, Any]) -> None:
+    plain = SamplingConfig()
+    for name in NOT_WITH_BEAMS:
+        value = settings.get(name, getattr(plain, name))
+        if value is not None and value != getattr(plain, name):
+            raise UserError(f"num_beams={num_beams} with {name}={value!r}: beams do not sample, use one of them")
+
+
+def _beam_search(num_beams: int, length_penalty: float, early_stopping: str, convention: str = "length") -> BeamSearch:
+    """Checked settings."""
+    if num_beams < 1:
+        raise UserError(f"num_beams={num_beams}: must be at least 1")
+    if not np.isfinite(length_penalty):
+        raise UserError(f"length_penalty={length_penalty}: must be a number, 0 for none")
+    for name, value, allowed in (
+        ("convention", convention, ("length", "gnmt")),
+        ("early_stopping", early_stopping, ("never", "heuristic", "exact")),
+    ):
+        if value not in allowed:
+            raise UserError(f"{name}={value!r}: must be one of {', '.join(allowed)}")
+    return BeamSearch(num_beams, length_penalty, convention, early_stopping)
+
+
+def _check_prompts(run: Run, prompts: object, batch_size: int, what: str) -> None:
+    check_decoder(run, what)
+    if isinstance(prompts, str):
+        raise UserError(f"expected a list of texts or of id lists, got the text {prompts!r}: write [{prompts!r}]")
+    if batch_size < 1:
+        raise UserError(f"batch_size={batch_size}: must be at least 1")
+
+
+# ---------------------------------------------------------------- scores
 def score(run: Run, targets: Sequence[Text], inputs: Sequence[Text] | None = None) -> list[Float[np.ndarray, " T"]]:
     """Log-probability of every token of each target, given the ones before it and, if any, its input."""
+    check_decoder(run, "score")
     if (inputs is not None) != (run.config.model.shape == "encoder-decoder"):
         need = "needs inputs" if inputs is None else "takes no inputs"
         raise UserError(f"score: a model that is {run.config.model.shape} {need}")
-    _check_decoder(run, "score")
-    ids = _token_ids(run, targets)[0]
-    sources = None if inputs is None else _source_ids(run, inputs)[0]
+    ids = token_ids(run, targets)
+    sources = None if inputs is None else source_ids(run, inputs)
     if sources is not None and len(sources) != len(ids):
         raise UserError(f"score: {len(ids)} targets but {len(sources)} inputs: give one input per target")
-    _check_context(run, ids, "target")
+    check_context(run, ids, "target")
+    check_context(run, sources or [], "input")
     scores: list[Float[np.ndarray, " T"]] = []
     for start in range(0, len(ids), BATCH):
         batch = slice(start, start + BATCH)
@@ -124,6 +307,25 @@ def score(run: Run, targets: Sequence[Text], inputs: Sequence[Text] | None = Non
     return scores
 
 
+def _score_batch(run: Run, ids: list[list[int]], sources: list[list[int]] | None) -> list[Float[np.ndarray, " T"]]:
+    size = padded_size(run, len(ids))
+    first = first_id(run) if sources is None else decoder_start(run)
+    previous = tokens_of([[first, *row[:-1]] if row else [] for row in ids], size)
+    targets_BT = padded(ids, size, previous.ids.shape[1])
+    source = None if sources is None else tokens_of(sources, size)
+    with on_mesh(run):
+        logp_BT = np.asarray(_log_probs(run.model, run.params, previous, targets_BT, source))
+    return [logp_BT[i, : len(row)] for i, row in enumerate(ids)]
+
+
+@program(static=("model",))
+def _log_probs(
+    model: Transformer, params: Params, previous: Tokens, targets_BT: Array, source: Tokens | None
+) -> Float[Array, "B T"]:
+    return token_scores(model, params, previous, targets_BT, source).log_probs_BT
+
+
+# ---------------------------------------------------------------- hidden states
 def forward(
     run: Run,
     tokens: Int[Array, "B T"],
@@ -141,15 +343,16 @@ def forward(
     if (inputs is not None) != (shape == "encoder-decoder"):
         raise UserError(f"forward: a model that is {shape} {'needs' if inputs is None else 'takes no'} inputs")
     target = tokens_from_ids(jnp.asarray(tokens), None if mask is None else jnp.asarray(mask))
-    _check_context(run, target.ids, "tokens")
+    check_context(run, target.ids, "tokens")
     if types is not None:
         _check_types(run, target.ids, np.asarray(types))
         target = target._replace(types=jnp.asarray(types))
-    if inputs is None:
-        return _forward(run.model, run.params, target, None)
-    source = tokens_from_ids(jnp.asarray(inputs), None if inputs_mask is None else jnp.asarray(inputs_mask))
-    _check_context(run, source.ids, "inputs")
-    return _forward(run.model, run.params, target, source)
+    source = None
+    if inputs is not None:
+        source = tokens_from_ids(jnp.asarray(inputs), None if inputs_mask is None else jnp.asarray(inputs_mask))
+        check_context(run, source.ids, "inputs")
+    with on_mesh(run):
+        return _forward(run.model, run.params, target, source)
 
 
 POOLINGS = {"mean": "mean", "cls": "first", "last": "last"}
@@ -167,234 +370,29 @@ def embed(run: Run, texts: Sequence[Text], pooling: str = "mean", normalize: boo
         raise UserError("embed: an encoder-decoder has no vectors of its own for a text; use an encoder-only model")
     if pooling not in POOLINGS:
         raise UserError(f"pooling={pooling!r}: must be one of {', '.join(POOLINGS)}")
-    ids = _source_ids(run, texts)[0] if shape == "encoder-only" else _prompt_ids(run, texts)[0]
-    _check_context(run, ids, "text")
+    ids = (source_ids if shape == "encoder-only" else prompt_ids)(run, texts)
+    check_context(run, ids, "text")
     vectors = [np.zeros((0, run.config.model.embed_dim), np.float32)]
     for start in range(0, len(ids), BATCH):
         rows = ids[start : start + BATCH]
-        tokens = _tokens(rows, _bucket(len(rows), 1))
-        vectors.append(np.asarray(_embedded(run.model, run.params, tokens, POOLINGS[pooling], normalize))[: len(rows)])
+        tokens = tokens_of(rows, padded_size(run, len(rows)))
+        with on_mesh(run):
+            found = _embedded(run.model, run.params, tokens, pooling=POOLINGS[pooling], normalize=normalize)
+        vectors.append(np.asarray(found)[: len(rows)])
     return np.concatenate(vectors)
 
 
-@partial(jax.jit, static_argnames=("model", "pooling", "normalize"))
-def _embedded(model: Transformer, params: Params, tokens: Tokens, pooling: str, normalize: bool) -> Array:
+@program(static=("model", "pooling", "normalize"))
+def _embedded(model: Transformer, params: Params, tokens: Tokens, *, pooling: str, normalize: bool) -> Array:
     hidden_BTD = model.apply({"params": params}, tokens, method="hidden")
     x_BD = pooled(hidden_BTD, tokens.segments, pooling).astype(jnp.float32)
     return x_BD / jnp.maximum(jnp.linalg.norm(x_BD, axis=-1, keepdims=True), 1e-12) if normalize else x_BD
 
 
-@partial(jax.jit, static_argnames="model")
+@program(static=("model",))
 def _forward(model: Transformer, params: Params, target: Tokens, source: Tokens | None) -> Array:
     method = "hidden" if model.config.decoder is None else "__call__"
     return model.apply({"params": params}, target, source, method=method)
-
-
-@partial(jax.jit, static_argnames="model")
-def _log_probs(
-    model: Transformer, params: Params, previous: Tokens, targets_BT: Array, source: Tokens | None
-) -> Float[Array, "B T"]:
-    logits_BTV = model.apply({"params": params}, previous, source)
-    logp_BTV = jax.nn.log_softmax(logits_BTV, axis=-1)
-    return jnp.take_along_axis(logp_BTV, targets_BT[..., None], axis=-1)[..., 0]
-
-
-def _request_ids(run: Run, prompts: Sequence[Text], max_new_tokens: int, what: str) -> tuple[list[list[int]], bool]:
-    """What the model reads for each prompt, and whether the prompts were texts; raises if it does not fit."""
-    _check_decoder(run, what)
-    translates = run.config.model.shape == "encoder-decoder"
-    ids, is_text = _source_ids(run, prompts) if translates else _prompt_ids(run, prompts)
-    _check_context(run, ids, "prompt", 0 if translates else max_new_tokens)
-    _check_context(run, [[_start(run)]] if translates else [], "output", max_new_tokens)
-    return ids, is_text
-
-
-def _generate_batch(
-    run: Run, ids: list[list[int]], max_new_tokens: int, sampling: Sampling, seed: int
-) -> list[list[int]]:
-    prompt = _prompt(run, ids, seed)
-    capacity = prompt.ids.shape[1] + max_new_tokens
-    state, logits_BV = prefill(run.model, run.decode_params, prompt, capacity=capacity)
-    output, _ = continue_rows(
-        run.model,
-        run.decode_params,
-        state,
-        logits_BV,
-        prompt,
-        max_new_tokens=max_new_tokens,
-        sampling=sampling,
-        eos_ids=_eos_ids(run),
-        vocab_size=_num_drawable(run),
-    )
-    return [_before(row, _eos_ids(run)) for row in np.asarray(output)[: len(ids)].tolist()]
-
-
-def _search_batch(
-    run: Run, ids: list[list[int]], max_new_tokens: int, beam: BeamSearch
-) -> list[tuple[list[list[int]], list[float]]]:
-    prompt = _prompt(run, ids, seed=0)
-    capacity = prompt.ids.shape[1] + max_new_tokens
-    state, logits_BV = prefill(run.model, run.decode_params, prompt, capacity=capacity)
-    output, scores = search_beams(
-        run.model,
-        run.decode_params,
-        state,
-        logits_BV,
-        prompt.active,
-        max_new_tokens=max_new_tokens,
-        search=beam,
-        eos_ids=_eos_ids(run),
-        vocab_size=_num_drawable(run),
-    )
-    rows = [[_before(row, _eos_ids(run)) for row in beams] for beams in np.asarray(output)[: len(ids)].tolist()]
-    return list(zip(rows, np.asarray(scores)[: len(ids)].tolist(), strict=True))
-
-
-def _num_drawable(run: Run) -> int:
-    """A model may have more rows in its table than its tokenizer has pieces."""
-    return run.config.model.vocab_size if run.tokenizer is None else run.tokenizer.vocab_size
-
-
-def _prompt(run: Run, ids: list[list[int]], seed: int) -> Prompt:
-    size = _bucket(len(ids), 1)
-    source = _tokens(ids, size) if run.config.model.shape == "encoder-decoder" else None
-    rows = [[_start(run)] for _ in ids] if source is not None else ids
-    length = _bucket(max(len(row) for row in rows))
-    return Prompt(
-        ids=_padded(rows, size, length),
-        lengths=np.array([len(row) for row in rows] + [1] * (size - len(rows)), np.int32),
-        seeds=np.array([_row_seed(row, seed) for row in ids] + [0] * (size - len(rows)), np.uint32),
-        active=np.arange(size) < len(rows),
-        source=source,
-    )
-
-
-def _score_batch(run: Run, ids: list[list[int]], sources: list[list[int]] | None) -> list[Float[np.ndarray, " T"]]:
-    size = _bucket(len(ids), 1)
-    first = _bos(run) if sources is None else _start(run)
-    previous = _tokens([[first, *row[:-1]] if row else [] for row in ids], size)
-    targets_BT = _padded(ids, size, previous.ids.shape[1])
-    source = None if sources is None else _tokens(sources, size)
-    logp_BT = np.asarray(_log_probs(run.model, run.params, previous, targets_BT, source))
-    return [logp_BT[i, : len(row)] for i, row in enumerate(ids)]
-
-
-# ---------------------------------------------------------------- texts to rows
-def _token_ids(run: Run, texts: Sequence[Text], encoding: str = "encode_batch") -> tuple[list[list[int]], bool]:
-    """Id lists, and whether the texts were strings, which the tokenizer's method `encoding` reads."""
-    if isinstance(texts, str):
-        raise UserError(f"expected a list of texts or of id lists, got the text {texts!r}: write [{texts!r}]")
-    if not any(isinstance(text, str) for text in texts):
-        rows = [[int(i) for i in row] for row in texts]
-        _check_ids(run, rows)
-        return rows, False
-    if run.tokenizer is None:
-        raise UserError("this model has no tokenizer: pass id lists instead of texts")
-    return getattr(run.tokenizer, encoding)(list(texts)), True
-
-
-def _prompt_ids(run: Run, prompts: Sequence[Text]) -> tuple[list[list[int]], bool]:
-    """What a decoder continues: the text as its tokenizer opens it, or the ids as they are; never an empty row."""
-    ids, is_text = _token_ids(run, prompts, "encode_prompt")
-    return [row or [_bos(run)] for row in ids], is_text
-
-
-def _source_ids(run: Run, prompts: Sequence[Text]) -> tuple[list[list[int]], bool]:
-    """What an encoder reads: the text as its tokenizer closes it, or the ids as they are; never an empty row."""
-    ids, is_text = _token_ids(run, prompts, "encode_source")
-    return [row or list(_eos_ids(run)[:1]) or [0] for row in ids], is_text
-
-
-def _bos(run: Run) -> int:
-    """What a text opens with."""
-    return _known(special_ids(run.config.model, run.tokenizer).bos, "bos")
-
-
-def _start(run: Run) -> int:
-    """What the decoder of an encoder-decoder reads first."""
-    return _known(special_ids(run.config.model, run.tokenizer).start, "decoder_start")
-
-
-def _known(id: int | None, name: str) -> int:
-    if id is None:
-        raise UserError(f"this model has no tokenizer and no model.special.{name}: pass non-empty id lists")
-    return id
-
-
-def _eos_ids(run: Run) -> tuple[int, ...]:
-    """Tokens that end a text; none at all where neither the model nor a tokenizer names one."""
-    return special_ids(run.config.model, run.tokenizer).eos
-
-
-def _row_seed(row: Sequence[int], seed: int) -> int:
-    """From the row's own tokens: the same wherever it stands, different from its neighbours'."""
-    return zlib.crc32(np.asarray(row, np.int32).tobytes(), seed & 0xFFFFFFFF)
-
-
-# ---------------------------------------------------------------- rows to arrays
-def _tokens(rows: list[list[int]], size: int) -> Tokens:
-    length = _bucket(max(len(row) for row in rows))
-    mask_BT = _padded([[1] * len(row) for row in rows], size, length)
-    return tokens_from_ids(jnp.asarray(_padded(rows, size, length)), jnp.asarray(mask_BT))
-
-
-def _padded(rows: list[list[int]], size: int, length: int) -> Int[np.ndarray, "B T"]:
-    padded = np.zeros((size, length), np.int32)
-    for i, row in enumerate(rows):
-        padded[i, : len(row)] = row
-    return padded
-
-
-def _bucket(n: int, least: int = 16) -> int:
-    """The next power of two: few shapes, few compiled programs."""
-    return max(least, 1 << max(n - 1, 0).bit_length())
-
-
-def _before(row: list[int], eos_ids: tuple[int, ...]) -> list[int]:
-    return list(itertools.takewhile(lambda token: token not in eos_ids, row))
-
-
-# ---------------------------------------------------------------- checks
-def _check_decoder(run: Run, what: str) -> None:
-    if run.config.model.decoder is None:
-        raise UserError(f"{what}: an encoder-only model has no decoder; use forward for its hidden states")
-
-
-def _beam_search(num_beams: int, length_penalty: float, convention: str, early_stopping: str) -> BeamSearch:
-    """Checked settings."""
-    if num_beams < 1:
-        raise UserError(f"num_beams={num_beams}: must be at least 1")
-    if not np.isfinite(length_penalty):
-        raise UserError(f"length_penalty={length_penalty}: must be a number, 0 for none")
-    for name, value, allowed in (
-        ("convention", convention, ("length", "gnmt")),
-        ("early_stopping", early_stopping, ("never", "heuristic", "exact")),
-    ):
-        if value not in allowed:
-            raise UserError(f"{name}={value!r}: must be one of {', '.join(allowed)}")
-    return BeamSearch(num_beams, length_penalty, convention, early_stopping)
-
-
-def _check_settings(max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None) -> None:
-    if max_new_tokens < 0:
-        raise UserError(f"max_new_tokens={max_new_tokens}: must be 0 or more")
-    if not (temperature >= 0.0 and np.isfinite(temperature)):
-        raise UserError(f"temperature={temperature}: must be 0 (greedy) or a positive number")
-    if top_k is not None and top_k < 1:
-        raise UserError(f"top_k={top_k}: must be at least 1, or none for all tokens")
-    if top_p is not None and not 0.0 < top_p <= 1.0:
-        raise UserError(f"top_p={top_p}: must be in (0, 1], or none for all tokens")
-
-
-def _check_context(run: Run, rows: Sequence[Sequence[int]] | Array, what: str, new: int = 0) -> None:
-    limit, longest = run.config.model.max_length, max((len(row) for row in rows), default=0)
-    if limit is None or longest + new <= limit:
-        return
-    more = f" and max_new_tokens={new}" if new else ""
-    raise UserError(
-        f"{what} of {longest} tokens{more} exceed the model's context of {limit} tokens: "
-        + (f"shorten the {what} or set max_new_tokens to at most {max(limit - longest, 0)}" if new else "shorten it")
-    )
 
 
 def _check_types(run: Run, ids: Array, types: np.ndarray) -> None:
@@ -406,11 +404,3 @@ def _check_types(run: Run, ids: Array, types: np.ndarray) -> None:
     bad = types[(types < 0) | (types >= num_types)]
     if bad.size:
         raise UserError(f"forward: types hold {bad[0]}, but this model has {num_types}: use 0 to {num_types - 1}")
-
-
-def _check_ids(run: Run, rows: list[list[int]]) -> None:
-    vocab_size = run.config.model.vocab_size
-    for i, row in enumerate(rows):
-        bad = [t for t in row if not 0 <= t < vocab_size]
-        if bad:
-            raise UserError(f"row {i} holds token id {bad[0]}, outside the vocabulary of {vocab_size}")

@@ -1,6 +1,6 @@
-"""What a request may ask of the choice of tokens: checked one by one, then batched into `ops.sampling.Settings`."""
+"""What a request may ask for: checked one by one, then batched into `ops.sampling.Settings`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ from jaxformer.ops.sampling import LEAST_TEMPERATURE, Settings
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """How the tokens of one request are chosen; none is off. A bad value raises when this is made."""
+    """How the tokens of one request are chosen, and what is told of them; none is off. A bad value raises here."""
 
     temperature: float = 0.0  # 0 takes the likeliest token, and then the next four do not matter
     top_k: int | None = None
@@ -28,9 +28,13 @@ class SamplingConfig:
     forced_last: int | None = None  # as the max_new_tokens-th token
     bias: Mapping[int, float] | None = None  # token id -> what is added to its logit
     banned: Sequence[int] = ()  # token ids never chosen
+    stop: Sequence[str] = ()  # the output ends before the first of these texts
+    seed: int = 0
+    num_samples: int = 1  # outputs of the same prompt, each with draws of its own
+    log_probs: int | None = None  # note every token's log-probability, and that of so many of the likeliest
 
     def __post_init__(self) -> None:
-        for name, (kind, allowed, words, _) in NUMBERS.items():
+        for name, (kind, allowed, words, _) in (NUMBERS | OTHERS).items():
             value, optional = getattr(self, name), getattr(SamplingConfig, name) is None
             if not ((value is None and optional) or (_is(kind, value) and allowed(value))):
                 raise UserError(f"{name}={value!r}: must be {words}{', or none' if optional else ''}")
@@ -40,8 +44,13 @@ class SamplingConfig:
             )
         if not isinstance(self.bias, Mapping | None):
             raise UserError(f"bias={self.bias!r}: must be token ids with a number each, or none")
-        if isinstance(self.banned, str) or not isinstance(self.banned, Sequence):
-            raise UserError(f"banned={self.banned!r}: must be a list of token ids")
+        for name, what in (("banned", "token ids"), ("stop", "texts")):
+            value = getattr(self, name)
+            if isinstance(value, str) or not isinstance(value, Sequence):
+                raise UserError(f"{name}={value!r}: must be a list of {what}")
+        for text in self.stop:
+            if not isinstance(text, str) or not text:
+                raise UserError(f"stop={self.stop!r}: must be texts that are not empty, got {text!r}")
         for token, value in (self.bias or {}).items():
             if not (_is(float, value) and abs(value) < LARGEST):
                 raise UserError(f"bias[{token!r}]={value!r}: must be a finite number; to remove a token use banned")
@@ -84,21 +93,37 @@ NUMBERS: dict[str, tuple[type, Callable[[float], bool], str, float]] = {
     "forced_first": (int, lambda x: x >= 0, "a token id", -1),
     "forced_last": (int, lambda x: x >= 0, "a token id", -1),
 }
+# Those that are not about the choice of a token, in the same form.
+OTHERS: dict[str, tuple[type, Callable[[float], bool], str, float]] = {
+    "seed": (int, lambda x: abs(x) < 2**63, "a whole number of 64 bits", 0),
+    "num_samples": (int, lambda x: x >= 1, "a whole number of at least 1", 1),
+    "log_probs": (int, lambda x: x >= 0, "a whole number, 0 or more", 0),
+}
 SAMPLED_ONLY = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 
 
-def batched(rows: Sequence[SamplingConfig], *, vocab_size: int, eos_ids: Sequence[int] = ()) -> Settings:
-    """One entry a row; a filter that none of them uses is none, so that it is not compiled."""
+def used(config: SamplingConfig) -> frozenset[str]:
+    """The settings that change anything about a row."""
+    numbers = {name for name in NUMBERS if _column([config], name, keep=False) is not None}
+    return frozenset(numbers | {name for name in ("bias", "banned") if getattr(config, name)})
+
+
+def batched(
+    rows: Sequence[SamplingConfig], *, vocab_size: int, eos_ids: Sequence[int] = (), keep: Set[str] = frozenset()
+) -> Settings:
+    """One entry a row; a filter that none of them uses, and that is not to be kept, is none: it is not compiled."""
     for row in rows:
         row.check_tokens(vocab_size)
-    columns = {name: _column(rows, name) for name in NUMBERS}
+    columns = {name: _column(rows, name, name in keep) for name in NUMBERS}
     if not eos_ids:
         columns["min_new_tokens"] = None
     eos_BE = np.tile(np.array(eos_ids, np.int32), (len(rows), 1))
-    return Settings(**columns, eos=eos_BE, bias=_biases(rows, vocab_size), banned=_bans(rows, vocab_size))
+    bias_BV = _biases(rows, vocab_size) if "bias" in keep or any(row.bias for row in rows) else None
+    banned_BV = _bans(rows, vocab_size) if "banned" in keep or any(row.banned for row in rows) else None
+    return Settings(**columns, eos=eos_BE, bias=bias_BV, banned=banned_BV)
 
 
-def _column(rows: Sequence[SamplingConfig], name: str) -> np.ndarray | None:
+def _column(rows: Sequence[SamplingConfig], name: str, keep: bool) -> np.ndarray | None:
     kind, _, _, off = NUMBERS[name]
     unused = [getattr(row, name) is None or (row.is_greedy and name in SAMPLED_ONLY) for row in rows]
     values = [off if no else getattr(row, name) for row, no in zip(rows, unused, strict=True)]
@@ -106,21 +131,17 @@ def _column(rows: Sequence[SamplingConfig], name: str) -> np.ndarray | None:
         column_B = np.array([min(x, np.iinfo(np.int32).max) for x in values], np.int32)
     else:
         column_B = np.array(values, np.float32)
-    return column_B if (column_B != off).any() else None
+    return column_B if keep or (column_B != off).any() else None
 
 
-def _biases(rows: Sequence[SamplingConfig], vocab_size: int) -> np.ndarray | None:
-    if not any(row.bias for row in rows):
-        return None
+def _biases(rows: Sequence[SamplingConfig], vocab_size: int) -> np.ndarray:
     table_BV = np.zeros((len(rows), vocab_size), np.float32)
     for row_V, row in zip(table_BV, rows, strict=True):
         row_V[list(row.bias or ())] = list((row.bias or {}).values())
     return table_BV
 
 
-def _bans(rows: Sequence[SamplingConfig], vocab_size: int) -> np.ndarray | None:
-    if not any(row.banned for row in rows):
-        return None
+def _bans(rows: Sequence[SamplingConfig], vocab_size: int) -> np.ndarray:
     table_BV = np.zeros((len(rows), vocab_size), bool)
     for row_V, row in zip(table_BV, rows, strict=True):
         row_V[list(row.banned)] = True

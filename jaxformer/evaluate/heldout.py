@@ -4,20 +4,24 @@ import math
 from collections.abc import Callable, Mapping
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from jaxformer.data import Loader
+from jaxformer.decode.score import token_scores
 from jaxformer.layers import Transformer
-from jaxformer.ops.losses import LossSums, cross_entropy
+from jaxformer.ops.losses import LossSums
 from jaxformer.sharding import global_batch
 from jaxformer.typing import Array, Params, model_inputs
 
 
 def eval_step(params: Params, batch: Mapping[str, Array], *, model: Transformer) -> LossSums:
     """Sums over one batch: no dropout, no smoothing, no z-loss."""
-    logits_BTV = model.apply({"params": params}, *model_inputs(batch))
-    return cross_entropy(logits_BTV, batch["targets"], batch["weights"])
+    target, source = model_inputs(batch)
+    scores, weights_BT = token_scores(model, params, target, batch["targets"], source), batch["weights"]
+    nll = -jnp.sum(scores.log_probs_BT * weights_BT)
+    return LossSums(nll, nll, jnp.sum(scores.correct_BT * weights_BT), jnp.sum(weights_BT))
 
 
 def heldout_metrics(

@@ -21,17 +21,17 @@ from jaxformer.typing import Array, Float, Int
 
 
 class KeysValues(NamedTuple):
-    k_BSKH: Float[Array, "B S K H"]
-    v_BSKH: Float[Array, "B S K H"]
+    k_BKSH: Float[Array, "B K S H"]
+    v_BKSH: Float[Array, "B K S H"]
 
 
 class Cache(Protocol):
     """What self-attention needs of a cache; the kinds of caches live in `decode`."""
 
     def extend(
-        self, new: KeysValues, start_B: Int[Array, " B"], window: int | None
+        self, new: KeysValues, start_B: Int[Array, " B"], lengths_B: Int[Array, " B"], window: int | None
     ) -> tuple["Cache", KeysValues, Mask]:
-        """Write `new` from index `start_B` on; give all keys and values and who may see them."""
+        """Write the first `lengths_B` of `new` from index `start_B` on; give all that may be seen, and by whom."""
 
 
 class Attention(nn.Module):
@@ -67,7 +67,8 @@ class Attention(nn.Module):
         k_BSKH = self.k("BSD,DKH->BSKH", x_BSD)
         if self.config.qk_norm is not None:
             k_BSKH = self.k_norm(k_BSKH)
-        return KeysValues(self._rotated(k_BSKH, positions_BS), self.v("BSD,DKH->BSKH", x_BSD))
+        k_BSKH, v_BSKH = self._rotated(k_BSKH, positions_BS), self.v("BSD,DKH->BSKH", x_BSD)
+        return KeysValues(k_BSKH.swapaxes(1, 2), v_BSKH.swapaxes(1, 2))
 
     def __call__(
         self,

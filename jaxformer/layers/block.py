@@ -93,7 +93,7 @@ class Block(nn.Module):
         def cross_attention(h_BTD):
             kv = self.cross_keys_values(context.source_BSD) if cache is None else cache.cross
             # Several rows may read one source, as beams do: they are then so many queries of one row.
-            num_sources = kv.k_BSKH.shape[0]
+            num_sources = kv.k_BKSH.shape[0]
             segments = context.segments_BT.reshape(num_sources, -1)
             mask = Mask(q_segments=segments, kv_segments=context.source_segments_BS)
             folded = h_BTD.reshape(num_sources, -1, h_BTD.shape[-1])
@@ -120,7 +120,8 @@ class Block(nn.Module):
         if cache is None:
             segments = context.segments_BT
             return kv, Mask(cfg.causal, cfg.window, q_segments=segments, kv_segments=segments), None
-        store, kv, mask = cache.attention.extend(kv, context.start_B, cfg.window)
+        lengths_B = (context.segments_BT != 0).sum(axis=1)
+        store, kv, mask = cache.attention.extend(kv, context.start_B, lengths_B, cfg.window)
         return kv, mask, cache._replace(attention=store)
 
     def _residual(

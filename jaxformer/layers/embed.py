@@ -8,13 +8,14 @@ from flax import linen as nn
 
 from jaxformer.config import EmbeddingConfig, HeadConfig, Init, Learned, PoolerConfig, TransformConfig
 from jaxformer.layers.initializers import initializer
-from jaxformer.layers.linear import Linear
+from jaxformer.layers.linear import Linear, stored_matrix
 from jaxformer.layers.norm import Norm
 from jaxformer.ops.activations import ACTIVATIONS
 from jaxformer.ops.attention import softcapped
 from jaxformer.ops.dropout import dropout
 from jaxformer.ops.pooling import pooled
 from jaxformer.ops.positions import sinusoidal
+from jaxformer.ops.quantized import Int8Matrix, dequantized, matmul
 from jaxformer.sharding import constrain
 from jaxformer.typing import Tokens
 
@@ -47,7 +48,7 @@ class Embedding(nn.Module):
     def __call__(self, tokens: Tokens, key: jax.Array | None = None, source: bool = False) -> jax.Array:
         """`source` takes the encoder's side of an encoder-decoder."""
         cfg, side = self.config, "source_" if source and self.both_sides else ""
-        x_BTD = _rows(self.tokens.astype(self.dtype), "vocab")[tokens.ids]
+        x_BTD = self._vectors(tokens.ids)
         if cfg.scale:
             x_BTD = x_BTD * self.embed_dim**0.5
         if cfg.num_types:
@@ -62,7 +63,15 @@ class Embedding(nn.Module):
             x_BTD = getattr(self, f"{side}norm")(x_BTD)
         return constrain(dropout(x_BTD, cfg.dropout, key), "batch", "length", None)
 
-    def _table(self, name: str, axis: str | None, rows: int) -> jax.Array:
+    def _vectors(self, ids_BT: jax.Array) -> jax.Array:
+        if isinstance(self.tokens, Int8Matrix):
+            return dequantized(Int8Matrix(*(part[ids_BT] for part in self.tokens)), self.dtype)
+        return _rows(self.tokens.astype(self.dtype), "vocab")[ids_BT]
+
+    def _table(self, name: str, axis: str | None, rows: int) -> jax.Array | Int8Matrix:
+        matrix = stored_matrix(self, name)
+        if matrix is not None:
+            return matrix
         # A row is one token's vector: nothing is summed over the vocabulary, so its size is not a fan-in.
         draw = initializer(self.kernel_init, num_in=0)
         return self.param(name, nn.with_logical_partitioning(draw, (axis, "embed")), (rows, self.embed_dim))
@@ -99,13 +108,15 @@ class Head(nn.Module):
     dtype: Any = jnp.float32
 
     @nn.compact
-    def __call__(self, x_BTD: jax.Array, table_VD: jax.Array) -> jax.Array:
+    def __call__(self, x_BTD: jax.Array, table_VD: jax.Array | Int8Matrix) -> jax.Array:
         cfg = self.config
         if cfg.transform is not None:
             x_BTD = Transform(cfg.transform, self.embed_dim, self.kernel_init, self.dtype, name="transform")(x_BTD)
         if cfg.scale:
             x_BTD = x_BTD * self.embed_dim**-0.5
-        if cfg.tied:
+        if cfg.tied and isinstance(table_VD, Int8Matrix):
+            logits_BTV = matmul(x_BTD, table_VD, jnp.float32)
+        elif cfg.tied:
             table_VD = table_VD.astype(self.dtype)
             logits_BTV = jnp.einsum("BTD,VD->BTV", x_BTD, table_VD, preferred_element_type=jnp.float32)
         else:

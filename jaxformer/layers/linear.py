@@ -1,5 +1,6 @@
 """The one projection layer: it owns kernel, bias, their dtypes and logical axes."""
 
+import re
 from typing import Any
 
 import jax
@@ -8,6 +9,7 @@ from flax import linen as nn
 
 from jaxformer.config import Init
 from jaxformer.layers.initializers import initializer
+from jaxformer.ops.quantized import Int8Matrix, matmul
 
 
 class Linear(nn.Module):
@@ -26,11 +28,37 @@ class Linear(nn.Module):
 
     @nn.compact
     def __call__(self, equation: str, x: jax.Array) -> jax.Array:
-        draw = initializer(self.kernel_init, self.num_in, self.init_scale)
-        kernel = self.param("kernel", nn.with_logical_partitioning(draw, self.axes), self.shape)
-        x, kernel = x.astype(self.dtype), kernel.astype(self.dtype)
-        y = jnp.einsum(equation, x, kernel, preferred_element_type=self.out_dtype)
+        x, matrix = x.astype(self.dtype), stored_matrix(self, "kernel")
+        if matrix is not None:
+            y = self._quantized(equation, x, matrix)
+        else:
+            draw = initializer(self.kernel_init, self.num_in, self.init_scale)
+            kernel = self.param("kernel", nn.with_logical_partitioning(draw, self.axes), self.shape)
+            y = self._product(equation, x, kernel.astype(self.dtype))
         if self.bias:
             zeros = nn.with_logical_partitioning(nn.initializers.zeros, self.axes[self.num_in :])
             y = y + self.param("bias", zeros, self.shape[self.num_in :]).astype(self.dtype)
         return y
+
+    def _product(self, equation: str, x: jax.Array, kernel: jax.Array) -> jax.Array:
+        if self.num_in > 1:
+            # As one dimension: XLA might otherwise transpose the kernel to suit the order in which x was made.
+            x = x.reshape(*x.shape[: -self.num_in], -1)
+            kernel = kernel.reshape(-1, *kernel.shape[self.num_in :])
+            inputs, weights, outputs = re.split(",|->", equation)
+            equation = f"{inputs[: 1 - self.num_in]},{inputs[-self.num_in]}{weights[self.num_in :]}->{outputs}"
+        return jnp.einsum(equation, x, kernel, preferred_element_type=self.out_dtype)
+
+    def _quantized(self, equation: str, x: jax.Array, matrix: Int8Matrix) -> jax.Array:
+        inputs, kernel, outputs = re.split(",|->", equation)
+        natural = inputs[: -self.num_in] + kernel[self.num_in :]
+        y = matmul(x, matrix, self.out_dtype or self.dtype)
+        return y if natural == outputs else jnp.einsum(f"{natural}->{outputs}", y)
+
+
+def stored_matrix(module: nn.Module, name: str) -> Int8Matrix | None:
+    """The module's parameter if it is a quantized one; none if it is a plain array, or not there yet."""
+    if not module.has_variable("params", name):
+        return None
+    stored = module.get_variable("params", name)
+    return stored if isinstance(stored, Int8Matrix) else None

@@ -6,10 +6,11 @@ from flax import linen as nn
 
 from jaxformer.config import Init, MoeConfig
 from jaxformer.layers.initializers import initializer
-from jaxformer.layers.linear import Linear
+from jaxformer.layers.linear import Linear, stored_matrix
 from jaxformer.layers.runtime import Runtime
 from jaxformer.ops.activations import ACTIVATIONS
 from jaxformer.ops.experts import by_expert, router_losses, routes
+from jaxformer.ops.quantized import Int8Matrix, dequantized
 from jaxformer.typing import Array, Float, Int
 
 
@@ -43,14 +44,17 @@ class Moe(nn.Module):
 
     def _experts(self, x_RD: jax.Array, sizes_E: jax.Array) -> jax.Array:
         activation, dtype = ACTIVATIONS[self.config.activation], self.runtime.dtype
-        up_RF = jax.lax.ragged_dot(x_RD, self.up.astype(dtype), sizes_E)
+        up_RF = jax.lax.ragged_dot(x_RD, _in(dtype, self.up), sizes_E)
         if self.config.gated:
-            hidden_RF = activation(jax.lax.ragged_dot(x_RD, self.gate.astype(dtype), sizes_E)) * up_RF
+            hidden_RF = activation(jax.lax.ragged_dot(x_RD, _in(dtype, self.gate), sizes_E)) * up_RF
         else:
             hidden_RF = activation(up_RF)
-        return jax.lax.ragged_dot(hidden_RF, self.down.astype(dtype), sizes_E)
+        return jax.lax.ragged_dot(hidden_RF, _in(dtype, self.down), sizes_E)
 
-    def _kernel(self, name: str, dim_in: int, dim_out: int, scale: float) -> jax.Array:
+    def _kernel(self, name: str, dim_in: int, dim_out: int, scale: float) -> jax.Array | Int8Matrix:
+        matrix = stored_matrix(self, name)
+        if matrix is not None:
+            return matrix
         draw = initializer(self.kernel_init, 1, scale)
 
         def init(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -59,3 +63,10 @@ class Moe(nn.Module):
         axes = ("expert", "embed", "mlp") if name != "down" else ("expert", "mlp", "embed")
         boxed = nn.with_logical_partitioning(init, axes)
         return self.param(name, boxed, (self.config.num_experts, dim_in, dim_out))
+
+
+def _in(dtype: jnp.dtype, kernel: jax.Array | Int8Matrix) -> jax.Array:
+    """[E, in, out]; quantized kernels are stored with outputs first."""
+    if isinstance(kernel, Int8Matrix):
+        return dequantized(kernel, dtype).swapaxes(1, 2)
+    return kernel.astype(dtype)

@@ -12,3 +12,5 @@ class Runtime:
     remat: Literal["none", "full", "dots"] = "none"
     unroll: int | Literal["all"] = 1
     attention: str = "auto"
+    cache: Literal["dtype", "int8"] = "dtype"
+    """How decoding stores keys and values: in `dtype`, or as whole numbers with a scale each."""

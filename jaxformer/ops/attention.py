@@ -25,8 +25,8 @@ MIN_BLOCK, MAX_BLOCKS = 64, 16
 
 def attend(
     q_BTNH: Float[Array, "B T N H"],
-    k_BSKH: Float[Array, "B S K H"],
-    v_BSKH: Float[Array, "B S K H"],
+    k_BKSH: Float[Array, "B K S H"],
+    v_BKSH: Float[Array, "B K S H"],
     mask: Mask,
     *,
     scale: float,
@@ -36,11 +36,14 @@ def attend(
     key: jax.Array | None = None,
     impl: str = "auto",
 ) -> Float[Array, "B T N H"]:
-    """softmax(cap(scale * q k^T) + bias + mask) v; N query heads share K key-value heads (arXiv:2305.13245)."""
+    """softmax(cap(scale * q k^T) + bias + mask) v; N query heads share K key-value heads (arXiv:2305.13245).
+
+    Keys and values come with heads before positions, as caches store them: a product then reads them as they lie.
+    """
     if impl == "auto":
         impl = "reference" if q_BTNH.shape[1] <= MIN_BLOCK else "blocked"
     terms = Terms(scale, softcap, 0.0 if key is None else dropout_rate)
-    return IMPLEMENTATIONS[impl](terms, q_BTNH, k_BSKH, v_BSKH, mask, bias, key)
+    return IMPLEMENTATIONS[impl](terms, q_BTNH, k_BKSH, v_BKSH, mask, bias, key)
 
 
 class Terms(NamedTuple):
@@ -51,16 +54,16 @@ class Terms(NamedTuple):
     rate: float
 
 
-def reference(terms: Terms, q_BTNH, k_BSKH, v_BSKH, mask: Mask, bias: Bias | None, key):
+def reference(terms: Terms, q_BTNH, k_BKSH, v_BKSH, mask: Mask, bias: Bias | None, key):
     """The definition, with the whole [T, S] matrix in memory."""
     B, T, N, H = q_BTNH.shape
-    S, K = k_BSKH.shape[1:3]
+    K, S = k_BKSH.shape[1:3]
     q_BTKGH = q_BTNH.reshape(B, T, K, N // K, H)
-    logits_BKGTS = _einsum("BTKGH,BSKH->BKGTS", q_BTKGH, k_BSKH) * terms.scale
+    logits_BKGTS = _einsum("BTKGH,BKSH->BKGTS", q_BTKGH, k_BKSH) * terms.scale
     logits_BKGTS = _biased(softcapped(logits_BKGTS, terms.softcap), mask, bias, (0, T), (0, S))
     p_BKGTS = dropout(jax.nn.softmax(_masked(logits_BKGTS, mask, (0, T), (0, S)), axis=-1), terms.rate, key)
-    out_BTKGH = jnp.einsum("BKGTS,BSKH->BTKGH", p_BKGTS.astype(v_BSKH.dtype), v_BSKH)
-    return out_BTKGH.reshape(B, T, N, H)
+    out_BKGTH = jax.lax.dot_general(p_BKGTS.astype(v_BKSH.dtype), v_BKSH, (((4,), (2,)), ((0, 1), (0, 1))))
+    return _by_position(out_BKGTH)
 
 
 def softcapped(x: Float[Array, "*dims"], cap: float | None) -> Float[Array, "*dims"]:
@@ -70,15 +73,16 @@ def softcapped(x: Float[Array, "*dims"], cap: float | None) -> Float[Array, "*di
 
 # ---------------------------------------------------------------- blocked
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def blocked(terms: Terms, q_BTNH, k_BSKH, v_BSKH, mask: Mask, bias: Bias | None, key):
-    return _blocked_forward(terms, q_BTNH, k_BSKH, v_BSKH, mask, bias, key)[0]
+def blocked(terms: Terms, q_BTNH, k_BKSH, v_BKSH, mask: Mask, bias: Bias | None, key):
+    return _blocked_forward(terms, q_BTNH, k_BKSH, v_BKSH, mask, bias, key)[0]
 
 
-def _blocked_forward(terms: Terms, q_BTNH, k_BSKH, v_BSKH, mask: Mask, bias: Bias | None, key):
+def _blocked_forward(terms: Terms, q_BTNH, k_BKSH, v_BKSH, mask: Mask, bias: Bias | None, key):
     """The output, and what the backward pass needs: log-sum-exps instead of probabilities."""
-    q_BKGTH, k_BKSH, v_BKSH = _by_head(q_BTNH * terms.scale, k_BSKH, v_BSKH)
+    K = k_BKSH.shape[1]
+    q_BKGTH = _by_head(q_BTNH * terms.scale, K)
     outs, log_sums = [], []
-    for i, (queries, keys) in enumerate(_blocks(mask, q_BTNH.shape[1], k_BSKH.shape[1])):
+    for i, (queries, keys) in enumerate(_blocks(mask, q_BTNH.shape[1], k_BKSH.shape[2])):
         logits = _einsum("BKGTH,BKSH->BKGTS", q_BKGTH[..., slice(*queries), :], k_BKSH[:, :, slice(*keys)])
         logits = _biased(softcapped(logits, terms.softcap), mask, bias, queries, keys)
         logits = _masked(logits, mask, queries, keys)
@@ -92,18 +96,19 @@ def _blocked_forward(terms: Terms, q_BTNH, k_BSKH, v_BSKH, mask: Mask, bias: Bia
     out_BTNH = _by_position(jnp.concatenate(outs, axis=3)).astype(q_BTNH.dtype)
     # Named for rematerialisation: with these two kept, the backward pass need not attend again.
     out_BTNH, log_sums = checkpoint_name((out_BTNH, jnp.concatenate(log_sums, axis=3)), "attention")
-    return out_BTNH, (q_BTNH, k_BSKH, v_BSKH, mask, bias, key, out_BTNH, log_sums)
+    return out_BTNH, (q_BTNH, k_BKSH, v_BKSH, mask, bias, key, out_BTNH, log_sums)
 
 
 def _blocked_backward(terms: Terms, saved, d_out_BTNH):
-    q_BTNH, k_BSKH, v_BSKH, mask, bias, key, out_BTNH, log_sums = saved
-    q_BKGTH, k_BKSH, v_BKSH = _by_head(q_BTNH * terms.scale, k_BSKH, v_BSKH)
-    d_out_BKGTH, out_BKGTH = (_by_head(a, k_BSKH, v_BSKH)[0] for a in (d_out_BTNH, out_BTNH))
+    q_BTNH, k_BKSH, v_BKSH, mask, bias, key, out_BTNH, log_sums = saved
+    K = k_BKSH.shape[1]
+    q_BKGTH = _by_head(q_BTNH * terms.scale, K)
+    d_out_BKGTH, out_BKGTH = _by_head(d_out_BTNH, K), _by_head(out_BTNH, K)
     # The softmax's gradient needs sum(p * dp), which equals sum(out * d_out) (arXiv:2205.14135, appendix B.4).
     delta = (d_out_BKGTH * out_BKGTH).astype(jnp.float32).sum(axis=-1)
     dq, d_bias = [], jax.tree.map(jnp.zeros_like, bias)
     dk_BKSH, dv_BKSH = jnp.zeros(k_BKSH.shape, jnp.float32), jnp.zeros(v_BKSH.shape, jnp.float32)
-    for i, (queries, keys) in enumerate(_blocks(mask, q_BTNH.shape[1], k_BSKH.shape[1])):
+    for i, (queries, keys) in enumerate(_blocks(mask, q_BTNH.shape[1], k_BKSH.shape[2])):
         rows, columns = slice(*queries), slice(*keys)
         q, d_out, k, v = q_BKGTH[..., rows, :], d_out_BKGTH[..., rows, :], k_BKSH[:, :, columns], v_BKSH[:, :, columns]
         # Keys before queries: two of the three products then read p and its gradient as they lie in memory.
@@ -125,8 +130,7 @@ def _blocked_backward(terms: Terms, saved, d_out_BTNH):
         dk_BKSH = dk_BKSH.at[:, :, columns].add(_einsum("BKGST,BKGTH->BKSH", d_logits, q))
         dv_BKSH = dv_BKSH.at[:, :, columns].add(_einsum("BKGST,BKGTH->BKSH", p, d_out))
     dq_BTNH = _by_position(jnp.concatenate(dq, axis=3)).astype(q_BTNH.dtype)
-    dk_BSKH = dk_BKSH.swapaxes(1, 2).astype(k_BSKH.dtype)
-    return dq_BTNH, dk_BSKH, dv_BKSH.swapaxes(1, 2).astype(v_BSKH.dtype), None, d_bias, None
+    return dq_BTNH, dk_BKSH.astype(k_BKSH.dtype), dv_BKSH.astype(v_BKSH.dtype), None, d_bias, None
 
 
 blocked.defvjp(_blocked_forward, _blocked_backward)
@@ -137,7 +141,7 @@ def _blocks(mask: Mask, T: int, S: int) -> list[tuple[tuple[int, int], tuple[int
     size = max(MIN_BLOCK, -(-T // MAX_BLOCKS))
     bounds = [(start, min(start + size, T)) for start in range(0, T, size)]
     # An offset moves the queries by an amount known only at run time; then every key stays in reach.
-    known = mask.q_offset is None and mask.prefix is None
+    known = mask.q_offset is None and mask.prefix is None and mask.kv_index is None
     window = S + T if mask.window is None else mask.window
     ahead = 0 if mask.causal else window - 1
     # At least one key: a block of queries beyond all keys in reach must still give numbers.
@@ -170,12 +174,10 @@ def _kept(shape: tuple[int, ...], rate: float, key: jax.Array | None) -> Array |
     return None if key is None or rate == 0.0 else dropout(jnp.ones(shape, jnp.float32), rate, key)
 
 
-def _by_head(q_BTNH, k_BSKH, v_BSKH):
+def _by_head(q_BTNH, K: int):
     """Heads before positions, so that the products need no further transposes."""
     B, T, N, H = q_BTNH.shape
-    K = k_BSKH.shape[2]
-    q_BKGTH = q_BTNH.reshape(B, T, K, N // K, H).transpose(0, 2, 3, 1, 4)
-    return q_BKGTH, k_BSKH.swapaxes(1, 2), v_BSKH.swapaxes(1, 2)
+    return q_BTNH.reshape(B, T, K, N // K, H).transpose(0, 2, 3, 1, 4)
 
 
 def _by_position(x_BKGTH):

@@ -114,9 +114,14 @@ def typical_p(logits_BV: Logits, p_B: Float[Array, " B"]) -> Logits:
 # ---------------------------------------------------------------- what they share
 def tokens_in(ids_BN: Int[Array, "B N"], vocab_size: int) -> Bool[Array, "B V"]:
     """Which tokens stand in a row of ids; ids outside the vocabulary are no tokens."""
+    return token_counts(ids_BN, vocab_size) > 0
+
+
+def token_counts(ids_BN: Int[Array, "B N"], vocab_size: int) -> Int[Array, "B V"]:
+    """How often each token stands in a row of ids."""
     batch = ids_BN.shape[0]
     ids_BN = jnp.where(ids_BN < 0, vocab_size, ids_BN)  # a negative index would count from the end
-    return jnp.zeros((batch, vocab_size), bool).at[jnp.arange(batch)[:, None], ids_BN].set(True, mode="drop")
+    return jnp.zeros((batch, vocab_size), jnp.int32).at[jnp.arange(batch)[:, None], ids_BN].add(1, mode="drop")
 
 
 def _only(logits_BV: Logits, kept_BV: Bool[Array, "B V"]) -> Logits:

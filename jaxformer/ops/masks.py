@@ -30,17 +30,19 @@ class Mask:
     """Keys before this index are seen by all queries, also under `causal` (prefix language models)."""
     kv_lengths: Int[Array, " B"] | None = None
     """Keys from this index on are empty."""
+    kv_index: Int[Array, "B S"] | None = None
+    """Index of every key, where they do not lie in order; none is 0, 1, 2, ... Below 0 there is no key."""
 
 
 def allowed(mask: Mask, queries: tuple[int, int], keys: tuple[int, int]) -> Bool[Array, "#B T S"] | None:
     """Dense mask of the query and key index ranges [start, stop); none if everything is allowed."""
     distance_BTS = distances(mask, queries, keys)
-    k_S = jnp.arange(*keys)[None, None]
+    k_BS = _key_index(mask, keys)
     terms = []
     if mask.causal:
         seen = distance_BTS <= 0
         if mask.prefix is not None:
-            seen = seen | (k_S < mask.prefix[:, None, None])
+            seen = seen | (k_BS < mask.prefix[:, None, None])
         terms.append(seen)
     if mask.window is not None:
         terms.append(jnp.abs(distance_BTS) < mask.window)
@@ -48,7 +50,9 @@ def allowed(mask: Mask, queries: tuple[int, int], keys: tuple[int, int]) -> Bool
         q_segments = mask.q_segments[:, slice(*queries), None]
         terms.append(q_segments == mask.kv_segments[:, None, slice(*keys)])
     if mask.kv_lengths is not None:
-        terms.append(k_S < mask.kv_lengths[:, None, None])
+        terms.append(k_BS < mask.kv_lengths[:, None, None])
+    if mask.kv_index is not None:
+        terms.append(k_BS >= 0)
     if not terms:
         return None
     result = terms[0]
@@ -62,4 +66,10 @@ def distances(mask: Mask, queries: tuple[int, int], keys: tuple[int, int]) -> In
     q_BT = jnp.arange(*queries)[None, :, None]
     if mask.q_offset is not None:
         q_BT = q_BT + mask.q_offset[:, None, None]
-    return jnp.arange(*keys)[None, None] - q_BT
+    return _key_index(mask, keys) - q_BT
+
+
+def _key_index(mask: Mask, keys: tuple[int, int]) -> Int[Array, "#B 1 S"]:
+    if mask.kv_index is None:
+        return jnp.arange(*keys)[None, None]
+    return mask.kv_index[:, None, slice(*keys)]

@@ -49,54 +49,31 @@ class Settings(NamedTuple):
 
 
 class History(NamedTuple):
-    """What the filters remember of each row; none for what no filter asks. Every array leads with B."""
+    """The tokens of each row so far; penalties and repeats are read off them, so nothing else need be carried."""
 
-    num_new: Int[Array, " B"]
-    in_prompt: Bool[Array, "B V"] | None = None
-    counts: Int[Array, "B V"] | None = None  # of the new tokens
-    ids: Int[Array, "B T"] | None = None  # the prompt, then the new tokens, right-padded
-    lengths: Int[Array, " B"] | None = None  # of `ids`
+    ids: Int[Array, "B T"]  # the prompt, then the new tokens; of an encoder-decoder, the decoder's
+    prompt_lengths: Int[Array, " B"]
+    lengths: Int[Array, " B"]  # what lies beyond is no token
+
+    @property
+    def num_new(self) -> Int[Array, " B"]:
+        return self.lengths - self.prompt_lengths
+
+    @property
+    def all_ids(self) -> Int[Array, "B T"]:
+        """-1 where no token is."""
+        return jnp.where(jnp.arange(self.ids.shape[1]) < self.lengths[:, None], self.ids, -1)
+
+    @property
+    def new_ids(self) -> Int[Array, "B T"]:
+        """-1 where no new token is."""
+        return jnp.where(jnp.arange(self.ids.shape[1]) >= self.prompt_lengths[:, None], self.all_ids, -1)
 
 
 class LogProbs(NamedTuple):
     chosen: Float[Array, " B"]
     top: Float[Array, "B N"]  # descending
     top_ids: Int[Array, "B N"]
-
-
-# ---------------------------------------------------------------- history
-def first_history(
-    settings: Settings, ids_BT: Int[Array, "B T"], lengths_B: Int[Array, " B"], *, vocab_size: int, capacity: int
-) -> History:
-    """Before the first new token.
-
-    Args:
-      ids_BT: right-padded prompts; of an encoder-decoder, those of the decoder.
-      capacity: the most tokens a row can reach, prompt included.
-    """
-    batch, length = ids_BT.shape
-    history = History(jnp.zeros(batch, jnp.int32))
-    if settings.repetition_penalty is not None:
-        real_BT = jnp.where(jnp.arange(length) < lengths_B[:, None], ids_BT, -1)
-        history = history._replace(in_prompt=filters.tokens_in(real_BT, vocab_size))
-    if any(x is not None for x in (history.in_prompt, settings.frequency_penalty, settings.presence_penalty)):
-        history = history._replace(counts=jnp.zeros((batch, vocab_size), jnp.int32))
-    if settings.no_repeat_ngram is not None:
-        room_BT = jnp.pad(ids_BT, ((0, 0), (0, capacity - length)))
-        history = history._replace(ids=room_BT, lengths=jnp.asarray(lengths_B))
-    return history
-
-
-def next_history(history: History, token_B: Int[Array, " B"]) -> History:
-    """After one more token a row."""
-    rows_B = jnp.arange(token_B.shape[0])
-    extended = history._replace(num_new=history.num_new + 1)
-    if history.counts is not None:
-        extended = extended._replace(counts=history.counts.at[rows_B, token_B].add(1, mode="drop"))
-    if history.ids is not None:
-        ids_BT = history.ids.at[rows_B, history.lengths].set(token_B, mode="drop")
-        extended = extended._replace(ids=ids_BT, lengths=history.lengths + 1)
-    return extended
 
 
 # ---------------------------------------------------------------- tokens
@@ -156,37 +133,21 @@ def log_probs(logits_BV: Float[Array, "B V"], token_B: Int[Array, " B"], top_n: 
     return LogProbs(chosen_B, *jax.lax.top_k(logp_BV, min(top_n, logp_BV.shape[-1])))
 
 
-def sample(
-    logits_BV: Float[Array, "B V"],
-    keys_B: jax.Array,
-    *,
-    temperature: float,
-    top_k: int | None = None,
-    top_p: float | None = None,
-) -> Int[Array, " B"]:
-    """`choose` where all rows share three settings known beforehand."""
-    batch = logits_BV.shape[0]
-    settings = Settings()
-    if temperature > 0:
-        settings = Settings(
-            temperature=jnp.full(batch, temperature, jnp.float32),
-            top_k=None if top_k is None else jnp.full(batch, top_k, jnp.int32),
-            top_p=None if top_p is None else jnp.full(batch, top_p, jnp.float32),
-        )
-    return choose(logits_BV, keys_B, settings, History(jnp.zeros(batch, jnp.int32)))
-
-
 def _penalised(logits_BV: Array, settings: Settings, history: History) -> Float[Array, "B V"]:
     """Filters 1 and 2."""
     if settings.bias is not None:
         logits_BV = filters.biased(logits_BV, settings.bias)
+    vocab_size = logits_BV.shape[1]
     if settings.repetition_penalty is not None:
-        seen_BV = history.in_prompt | (history.counts > 0)
+        seen_BV = filters.tokens_in(history.all_ids, vocab_size)
         logits_BV = filters.repetition_penalised(logits_BV, seen_BV, settings.repetition_penalty)
+    if settings.frequency_penalty is None and settings.presence_penalty is None:
+        return logits_BV
+    counts_BV = filters.token_counts(history.new_ids, vocab_size)
     if settings.frequency_penalty is not None:
-        logits_BV = filters.frequency_penalised(logits_BV, history.counts, settings.frequency_penalty)
+        logits_BV = filters.frequency_penalised(logits_BV, counts_BV, settings.frequency_penalty)
     if settings.presence_penalty is not None:
-        logits_BV = filters.presence_penalised(logits_BV, history.counts, settings.presence_penalty)
+        logits_BV = filters.presence_penalised(logits_BV, counts_BV, settings.presence_penalty)
     return logits_BV
 
 

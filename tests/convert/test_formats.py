@@ -13,6 +13,7 @@ from jaxformer.convert.directory import FORMATS, HuggingFaceDirectory, export, e
 from jaxformer.convert.fields import Fields
 from jaxformer.convert.format import Found
 from jaxformer.convert.tables import bindings, flat_shapes
+from jaxformer.data.tokenizer import Bytes, huggingface_files
 from jaxformer.errors import UserError
 from jaxformer.layers import abstract_params
 from jaxformer.models import FAMILIES, PRESETS, preset
@@ -90,6 +91,18 @@ def test_transformers_reads_our_config_as_its_own(name, saved, loaded):
     names = set(again) | set(wanted)
     different = {key for key in names if again.get(key) != wanted.get(key)}
     assert different <= RESPELT | {"dtype", "transformers_version", "_name_or_path"}
+
+
+@pytest.mark.parametrize("model_type", FORMATS)
+def test_which_class_reads_a_tokenizer_of_ours(model_type, tmp_path):
+    tokenizer, format, text = Bytes(), FORMATS[model_type], "e\u0301"  # two characters, which Qwen's class makes one
+    for name, content in huggingface_files(tokenizer, format.shape).items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert type(theirs).__name__ == (format.tokenizer_class or transformers.PreTrainedTokenizerFast.__name__)
+    same = theirs.encode(text, add_special_tokens=False) == tokenizer.encode(text)
+    assert same == (format.tokenizer_class is None)
 
 
 # ---------------------------------------------------------------- presets

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import transformers
 from safetensors.numpy import load_file, save_file
 
 from jaxformer.config import (
@@ -239,6 +240,29 @@ def test_a_sentence_encoder():
     values |= {"num_hidden_layers": 6}
     model = read(values, "embeddings.position_ids", "pooler.dense.weight", "pooler.dense.bias")
     assert plain(model) == plain(preset("minilm-l6"))
+
+
+# ---------------------------------------------------------------- key-value heads that go without saying
+GROUPED = {
+    values["model_type"]: values | {"hidden_size": 4096, "num_attention_heads": 64}
+    for values in PUBLISHED.values()
+    if "num_key_value_heads" in values
+}
+
+
+@pytest.mark.parametrize("model_type", GROUPED)
+def test_no_key_value_heads_in_the_file(model_type):
+    values = {name: value for name, value in GROUPED[model_type].items() if name != "num_key_value_heads"}
+    theirs = transformers.AutoConfig.for_model(**values)
+    assert read(values).decoder.pattern[0].attention.kv_heads == theirs.num_key_value_heads
+
+
+@pytest.mark.parametrize("model_type", GROUPED)
+def test_a_null_means_as_many_key_value_heads_as_heads(model_type):
+    values = GROUPED[model_type] | {"num_key_value_heads": None}
+    assert read(values).decoder.pattern[0].attention.kv_heads == 64
+    if model_type in ("llama", "qwen2", "qwen3"):  # the others' classes refuse a null
+        assert transformers.AutoConfig.for_model(**values).num_key_value_heads == 64
 
 
 # ---------------------------------------------------------------- rotary positions in both spellings

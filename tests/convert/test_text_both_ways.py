@@ -27,12 +27,13 @@ from jaxformer.config import (
     TrainConfig,
     save_json,
 )
-from jaxformer.data.tokenizer import Tokenizer, train_sentencepiece
+from jaxformer.data.tokenizer import Bytes, Tokenizer, find_tokenizer, train_sentencepiece
 from jaxformer.decode.requests import generate
 from jaxformer.errors import UserError
 from jaxformer.exchange import ORIGIN, export_run, import_run
 from jaxformer.layers import init_params
 from jaxformer.models.llama import llama
+from jaxformer.models.qwen import qwen2
 from jaxformer.models.rnn import rnn
 from jaxformer.models.t5 import t5
 from jaxformer.models.vaswani import vaswani
@@ -200,6 +201,42 @@ def test_an_encoder_decoder_trained_here(tokenizer, tmp_path):
     wanted = generate(load(run), sources, NEW)
     assert len({tuple(row) for row in wanted}) > 1
     assert [[id for id in row if id != tokenizer.eos_id] for row in their_ids(tmp_path / "out")] == wanted
+
+
+SMALL = {"num_layers": 1, "embed_dim": 16, "num_heads": 2, "num_kv_heads": 1, "mlp_dim": 16, "vocab_size": 290}
+SPELLINGS = ["", " ", "  two  spaces ", "a\nb\n\n\tc\r\n", "naïve e\u0301 漢字 👩‍👩‍👧", "<s></s><pad>"]
+
+
+def test_the_tokenizer_of_an_exported_directory(tokenizer, tmp_path):
+    run = made_here(tmp_path / "run", llama(**SMALL, context_length=16), tokenizer)
+    assert "\n" not in export_run(run, tmp_path / "out")
+    found, theirs = find_tokenizer(tmp_path / "out"), transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    wanted = tokenizer.encode_prompt(SPELLINGS)
+    assert found.encode_prompt(SPELLINGS) == theirs(SPELLINGS)["input_ids"] == wanted
+    assert [found.decode(ids) for ids in wanted] == SPELLINGS
+    assert (tmp_path / "out" / "tokenizer.model").read_bytes() == (run / "tokenizer.model").read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["sentencepiece", "bytes"])
+def test_qwen_has_a_class_for_tokenizers_that_ours_are_not_made_for(kind, tokenizer, tmp_path):
+    ours = {"sentencepiece": tokenizer, "bytes": Bytes()}[kind]
+    out, again = tmp_path / "out", tmp_path / "again"
+    first, remark = export_run(made_here(tmp_path / "run", qwen2(**SMALL, context_length=16), ours), out).splitlines()
+    assert first == f"step 5 exported as qwen2 in float32 to {out}"
+    assert remark == (
+        "AutoTokenizer takes Qwen2Tokenizer for it, which gives other ids: "
+        "read the tokenizer with PreTrainedTokenizerFast.from_pretrained"
+    )
+    wanted = ours.encode_prompt(SPELLINGS)
+    assert transformers.AutoTokenizer.from_pretrained(out)(SPELLINGS)["input_ids"] != wanted
+    assert transformers.PreTrainedTokenizerFast.from_pretrained(out)(SPELLINGS)["input_ids"] == wanted
+    # A tokenizer that came with a directory is taken to be made for its model.
+    assert export_run(out, again) == f"step 0 exported as qwen2 in float32 to {again}"
+
+
+def test_a_qwen_without_a_tokenizer_needs_no_remark(tmp_path):
+    run = made_here(tmp_path / "run", qwen2(**SMALL, context_length=16), None)
+    assert "\n" not in export_run(run, tmp_path / "out")
 
 
 def test_without_a_tokenizer(tmp_path):

@@ -21,6 +21,7 @@ from jaxformer.data import (
     load_sentencepiece,
     train_sentencepiece,
 )
+from jaxformer.data.tokenizer import find_tokenizer
 from jaxformer.errors import UserError
 
 LIBRARY = Path(argparse.__file__).parent
@@ -116,8 +117,31 @@ def test_transformers_loads_it(tmp_path, name, shape, model_type):
 
 
 def test_hugging_face_files_stay_as_they_are():
-    files = huggingface_files(TRAINED["bpe"], "encoder-decoder")
+    files = HuggingFace(huggingface_files(TRAINED["bpe"], "encoder-decoder")).files()
+    assert sorted(files) == ["tokenizer.json", "tokenizer_config.json"]
     assert huggingface_files(HuggingFace(files), "decoder-only") == files
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_the_model_itself_stands_beside(tmp_path, name):
+    """Whatever reads SentencePiece has the very same tokenizer."""
+    _write(tmp_path, ALL[name])
+    assert load_sentencepiece(tmp_path / "tokenizer.model").digest == ALL[name].digest
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_directory_gives_the_same_ids_and_texts(tmp_path, name):
+    _write(tmp_path, ALL[name])
+    found, ids = find_tokenizer(tmp_path), ALL[name].encode_batch(AWKWARD)
+    assert found.encode_batch(AWKWARD) == ids
+    assert found.encode_prompt(AWKWARD) == ALL[name].encode_prompt(AWKWARD)
+    if name in ("bpe", "unigram", "bytes"):  # without bytes to fall back on, unknown pieces are lost
+        assert [found.decode(row) for row in ids] == [ALL[name].decode(row) for row in ids]
+
+
+def _write(directory: Path, tokenizer: Tokenizer) -> None:
+    for file, content in huggingface_files(tokenizer, "decoder-only").items():
+        (directory / file).write_bytes(content)
 
 
 # ---------------------------------------------------------------- models from elsewhere

@@ -126,6 +126,7 @@ def test_no_tokens_and_bad_settings(both):
 def test_beams_copy_no_source(both):
     """Caches repeat what a row has of its own; a source's keys and values stay one per request."""
     from jaxformer.decode.cache import make_caches
+    from jaxformer.layers import Runtime
     from jaxformer.layers.attention import KeysValues
 
     model = both[1].config.model
@@ -133,7 +134,7 @@ def test_beams_copy_no_source(both):
     if model.encoder is not None:
         source = jnp.arange(2.0)[:, None, None, None]
         cross = [KeysValues(source, source)] * model.decoder.num_layers
-    caches = make_caches(model, 2, 3, jnp.float32, cross)
+    caches = make_caches(model, 2, 3, Runtime(), cross)
     grown = reordered(repeated(caches, 3), jnp.array([5, 0, 0, 1, 2, 3]))
     for before, after in zip(caches, grown, strict=True):
         assert {leaf.shape[0] for leaf in jax.tree.leaves(after.attention)} == {6}

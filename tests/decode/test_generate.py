@@ -1,12 +1,17 @@
 """The decode loop against the full forward pass, and against itself in other company."""
 
+import re
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer import forward, generate, score
-from jaxformer.decode.generate import Prompt, Sampling, continue_rows, prefill, token_step
+from jaxformer import Request, Run, complete, forward, generate, score
+from jaxformer.decode.batch import Row, Slots, room_for
+from jaxformer.decode.generate import Prompt, advance, prefill, token_step
+from jaxformer.decode.settings import SamplingConfig
 from jaxformer.errors import UserError
 from jaxformer.typing import tokens_from_ids
 
@@ -56,14 +61,15 @@ def test_cached_logits_equal_the_full_forward(run):
     inputs = rng.integers(3, 250, (3, 9)).astype(np.int32) if run.config.model.encoder is not None else None
     source = None if inputs is None else tokens_from_ids(jnp.asarray(inputs))
     expected = forward(run, ids, inputs=inputs)
-    prompt = Prompt(ids[:, :7], lengths, np.zeros(3, np.uint32), np.ones(3, bool), source)
-    rows, logits_BV = prefill(run.model, run.decode_params, prompt, capacity=12)
+    prompt = Prompt(ids[:, :7], lengths, source)
+    model, params = run.decoding
+    rows, logits_BV = prefill(model, params, prompt, capacity=12)
     step = jax.jit(token_step, static_argnums=0)
     for _ in range(5):
         for i in range(3):
             np.testing.assert_allclose(logits_BV[i], expected[i, rows.lengths_B[i] - 1], atol=1e-5)
         token_B = jnp.asarray(ids)[jnp.arange(3), rows.lengths_B]
-        rows, logits_BV = step(run.model, run.decode_params, rows, token_B)
+        rows, logits_BV = step(model, params, rows, token_B)
 
 
 def test_greedy_equals_decoding_without_a_cache(run):
@@ -86,18 +92,12 @@ def test_seeds_matter_and_repeat(decoder_run):
 
 
 def test_rows_stop_at_their_own_eos(decoder_run):
-    """Make eos the likeliest token after a certain one, and see only that row stop."""
-    prompt = Prompt(
-        np.array([[1, 70], [1, 71]], np.int32), np.array([2, 2], np.int32), np.zeros(2, np.uint32), np.ones(2, bool)
-    )
-    rows, logits_BV = prefill(decoder_run.model, decoder_run.decode_params, prompt, capacity=8)
-    logits_BV = logits_BV.at[0, 2].set(1e9).at[1, 2].set(-1e9)
-    output, rows = continue_rows(
-        decoder_run.model, decoder_run.decode_params, rows, logits_BV, prompt,
-        max_new_tokens=6, sampling=Sampling(), eos_ids=(2,), vocab_size=259,
-    )  # fmt: skip
-    assert output[0].tolist() == [2] * 6
-    assert output[1, 0] != 2
+    """One row must end with its third token, the other must not end at all."""
+    eos = decoder_run.tokenizer.eos_id
+    ends = Request([1, 70], forced_last=eos, max_new_tokens=3, banned=[eos])
+    goes_on = Request([1, 71], banned=[eos])
+    found = [each[0] for each in complete(decoder_run, [ends, goes_on], max_new_tokens=6)]
+    assert [(len(c.ids), c.finish) for c in found] == [(2, "eos"), (6, "length")]
 
 
 def test_outputs_are_cut_before_eos(decoder_run):
@@ -152,24 +152,34 @@ def test_bad_settings_are_named(decoder_run, settings, message):
 def test_bad_prompts_are_named(decoder_run):
     with pytest.raises(UserError, match="list of texts"):
         generate(decoder_run, "abc")
-    with pytest.raises(UserError, match="row 1 holds token id 264"):
+    with pytest.raises(UserError, match="prompt 1: holds token id 264"):
         generate(decoder_run, [[1], [264]])
 
 
-def test_the_loop_updates_its_cache_in_place(decoder_run):
+@pytest.mark.parametrize("num_rows", [1, 2, 8])
+@pytest.mark.parametrize("cache", ["dtype", "int8"])
+def test_the_loop_updates_its_cache_in_place(run, num_rows, cache):
     """No copy of a whole cache inside the loop: that would cost the cache's size for every token."""
-    prompt = Prompt(np.ones((2, 16), np.int32), np.full(2, 16, np.int32), np.zeros(2, np.uint32), np.ones(2, bool))
-    rows, logits_BV = prefill(decoder_run.model, decoder_run.decode_params, prompt, capacity=48)
-    lowered = continue_rows.lower(
-        decoder_run.model, decoder_run.decode_params, rows, logits_BV, prompt,
-        max_new_tokens=32, sampling=Sampling(), eos_ids=(2,), vocab_size=259,
-    )  # fmt: skip
-    compiled = lowered.compile()
-    cache = rows.caches[0].attention.k_BSKH
-    shape = f"f32[{','.join(map(str, cache.shape))}]"
-    copies = [line for line in compiled.as_text().splitlines() if f"= {shape}" in line and " copy(" in line]
-    assert not copies
-    assert compiled.memory_analysis().alias_size_in_bytes >= 4 * cache.nbytes  # two layers of keys and values
+    runtime = replace(run.model.runtime, cache=cache)
+    run = Run(run.config, run.model.clone(runtime=runtime), run.params, run.tokenizer, 0)
+    rows = [Row([5] * 16, SamplingConfig(max_new_tokens=32))] * num_rows
+    slots = Slots(run, room_for(run, rows, num_rows))
+    slots.add(rows)
+    state, settings = slots._state, slots._settings
+    options = {"vocab_size": run.tokenizer.vocab_size}
+    compiled = advance.lower(*run.decoding, state, settings, np.int32(9), np.int32(9), **options).compile()
+    stored = jax.tree.leaves([layer.attention for layer in state.rows.caches])
+    sizes = {leaf.size for leaf in stored if leaf.ndim == 4 and leaf.shape[-1] > 1}
+    found = [line.strip() for line in compiled.as_text().splitlines() if _copies(line, stored[0].dtype, sizes)]
+    assert not found
+    assert compiled.memory_analysis().alias_size_in_bytes >= sum(leaf.nbytes for leaf in stored)
+
+
+def _copies(line: str, dtype: jnp.dtype, sizes: set[int]) -> bool:
+    """Whether an instruction copies or transposes an array of one of the sizes."""
+    found = re.search(r"= (\w+)\[([\d,]+)\]\S* (copy|transpose)\(", line)
+    kind = {"float32": "f32", "int8": "s8"}[str(dtype)]
+    return found is not None and found[1] == kind and int(np.prod([int(n) for n in found[2].split(",")])) in sizes
 
 
 def test_score_equals_the_log_softmax_of_forward(run):

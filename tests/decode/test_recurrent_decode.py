@@ -10,7 +10,7 @@ from jaxformer.config import ByteTokenizer, DataConfig, MemorySource, NormalInit
 from jaxformer.data import Bytes
 from jaxformer.decode.cache import make_caches
 from jaxformer.decode.generate import Prompt, prefill, token_step
-from jaxformer.layers import Transformer, init_params
+from jaxformer.layers import Runtime, Transformer, init_params
 from jaxformer.models.rnn import rnn
 from jaxformer.ops.recurrence import RecurrentState
 from jaxformer.run import Run
@@ -32,7 +32,7 @@ def recurrent_run(request) -> Run:
 
 def test_caches_of_a_recurrent_model_are_states_of_no_length(recurrent_run):
     model = recurrent_run.config.model
-    caches = make_caches(model, 3, 1000, jnp.bfloat16)
+    caches = make_caches(model, 3, 1000, Runtime(jnp.bfloat16))
     assert len(caches) == 2
     assert all(isinstance(state, RecurrentState) for state in caches)
     leaves = jax.tree.leaves(caches)
@@ -45,14 +45,14 @@ def test_states_give_the_logits_of_the_full_forward(recurrent_run):
     run, rng = recurrent_run, np.random.default_rng(0)
     ids, lengths = rng.integers(3, 250, (3, 12)).astype(np.int32), np.array([5, 2, 7], np.int32)
     expected = forward(run, ids)
-    prompt = Prompt(ids[:, :7], lengths, np.zeros(3, np.uint32), np.ones(3, bool))
-    rows, logits_BV = prefill(run.model, run.decode_params, prompt, capacity=12)
+    model, params = run.decoding
+    rows, logits_BV = prefill(model, params, Prompt(ids[:, :7], lengths), capacity=12)
     step = jax.jit(token_step, static_argnums=0)
     for _ in range(5):
         for i in range(3):
             np.testing.assert_allclose(logits_BV[i], expected[i, rows.lengths_B[i] - 1], atol=1e-5)
         token_B = jnp.asarray(ids)[jnp.arange(3), rows.lengths_B]
-        rows, logits_BV = step(run.model, run.decode_params, rows, token_B)
+        rows, logits_BV = step(model, params, rows, token_B)
 
 
 def test_greedy_is_the_argmax_of_the_full_forward(recurrent_run):

@@ -6,7 +6,7 @@ import pytest
 
 from jaxformer.decode.settings import SamplingConfig, batched
 from jaxformer.errors import UserError
-from jaxformer.ops.sampling import Settings, choose, first_history
+from jaxformer.ops.sampling import History, Settings, choose
 
 BAD = {
     "temperature": [-0.1, float("nan"), float("inf"), 1e300, "1", None, True],
@@ -24,6 +24,10 @@ BAD = {
     "forced_last": [-1, "eos"],
     "bias": [{3: float("inf")}, {3: float("nan")}, {3: "1"}, [3]],
     "banned": ["12", 3, None],
+    "stop": ["\n", None, [""], [3], 7],
+    "seed": [0.5, "1", None, 2**64],
+    "num_samples": [0, 1.5, None],
+    "log_probs": [-1, 0.5, "2"],
 }
 GOOD = {
     "temperature": [0, 0.0, 1e-9, 1, 5.5, np.float32(0.5)],
@@ -41,6 +45,10 @@ GOOD = {
     "forced_last": [0, 9],
     "bias": [{}, {0: 1, 9: -100.0}],
     "banned": [(), [0, 9], (3, 3)],
+    "stop": [(), ["\n", "end"]],
+    "seed": [0, -1, 2**40],
+    "num_samples": [1, 3],
+    "log_probs": [None, 0, 5],
 }
 V = 10
 
@@ -59,7 +67,7 @@ def test_good_values_give_a_token(name, value):
     config = SamplingConfig(**({"temperature": 0.7} | {name: value}))
     settings = batched([config, SamplingConfig()], vocab_size=V, eos_ids=(2,))
     prompts, lengths = np.array([[1, 1, 4], [3, 0, 0]], np.int32), np.array([3, 1], np.int32)
-    history = first_history(settings, prompts, lengths, vocab_size=V, capacity=8)
+    history = History(prompts, lengths, lengths)
     keys = jax.random.split(jax.random.key(0), 2)
     tokens = jax.jit(choose)(np.linspace(-1, 1, 2 * V, dtype=np.float32).reshape(2, V), keys, settings, history)
     assert all(0 <= token < V for token in tokens.tolist())

@@ -103,7 +103,7 @@ def test_unstacked_parameters_and_pieces_give_the_whole(sparse, params_of):
     hidden = _method(model, "hidden")
     whole = hidden(params, tokens)
     np.testing.assert_allclose(hidden(layers, tokens), whole, atol=2e-5)
-    extend, caches, pieces = _method(model, "extend"), make_caches(sparse, 2, 8, jnp.float32), []
+    extend, caches, pieces = _method(model, "extend"), make_caches(sparse, 2, 8, Runtime()), []
     for start in (0, 3):
         part = jax.tree.map(lambda a, start=start: a[:, start : start + 3], tokens)
         piece, caches = extend(layers, part, jnp.full((2,), start), caches)

@@ -108,7 +108,7 @@ def test_unstacked_parameters_and_pieces_give_the_whole(mixed, params_of, runtim
     model, params = Transformer(mixed, runtime), params_of(mixed)
     whole = _method(model, "hidden")(params, TOKENS)
     for stored in (params, unstacked(params)):
-        pieces = _extended(model, stored, make_caches(mixed, 2, 8, jnp.float32))
+        pieces = _extended(model, stored, make_caches(mixed, 2, 8, Runtime()))
         np.testing.assert_allclose(pieces, whole, atol=1e-5)
 
 
@@ -119,7 +119,7 @@ def test_an_extended_encoder_decoder_gives_the_whole(pair, params_of):
     encoded = _method(model, "encode")(params, source)
     for stored in (params, unstacked(params)):
         cross = _method(model, "cross_keys_values")(stored, encoded)
-        caches = make_caches(pair, 2, 8, jnp.float32, cross)
+        caches = make_caches(pair, 2, 8, Runtime(), cross)
         np.testing.assert_allclose(_extended(model, stored, caches, source.segments), whole, atol=1e-5)
 
 

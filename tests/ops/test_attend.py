@@ -7,14 +7,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.ops.attention import IMPLEMENTATIONS, attend
+from jaxformer.ops import attention
+from jaxformer.ops.attention import IMPLEMENTATIONS
 from jaxformer.ops.biases import Bias, BucketedBias, SlopeBias
 from jaxformer.ops.masks import Mask
 
 SCALE = 0.31  # not the default of torch
 SEGMENTS = np.array([[1, 1, 1, 2, 2, 2, 2, 3, 0], [1, 1, 1, 1, 1, 1, 0, 0, 0]])
 SOURCE = np.array([[1, 1, 2, 3, 3, 0, 0], [1, 1, 1, 1, 1, 1, 1]])
+RING = np.array([[5, 6, 7, 3, 4], [0, 1, 2, -1, -1]])  # full and gone round, and half empty
+RING_AND_NEW = np.concatenate([RING, [[8, 9, 10], [3, 4, 5]]], axis=1)
 LONG = np.repeat([[1, 2, 3, 0]], [200, 131, 150, 50], axis=1)  # 531 tokens: odd, and longer than a block
+
+
+def attend(q_BTNH, k_BSKH, v_BSKH, *args, **options):
+    """With keys and values in the order of the queries, which the references below share."""
+    return attention.attend(q_BTNH, k_BSKH.swapaxes(1, 2), v_BSKH.swapaxes(1, 2), *args, **options)
 
 
 def i32(*values):
@@ -43,6 +51,8 @@ CASES = {
     "window both ways and segments": (2, 2, 9, 9, Mask(window=2, q_segments=SEGMENTS, kv_segments=SEGMENTS)),
     "window both ways behind a cache": (4, 2, 3, 11, Mask(window=4, q_offset=i32(2, 8))),
     "prefix in a window": (2, 2, 8, 8, Mask(causal=True, window=3, prefix=i32(5, 0))),
+    "ring": (4, 2, 1, 5, Mask(causal=True, window=5, q_offset=i32(7, 2), kv_index=RING)),
+    "ring and new keys": (4, 2, 3, 8, Mask(causal=True, window=5, q_offset=i32(8, 3), kv_index=RING_AND_NEW)),
     "long": (2, 1, 531, 531, Mask(causal=True)),
     "long and packed": (2, 1, 531, 531, Mask(causal=True, q_segments=LONG, kv_segments=LONG)),
     "long window": (2, 1, 531, 531, Mask(causal=True, window=100)),

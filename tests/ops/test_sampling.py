@@ -8,7 +8,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from scipy import stats
 
 from jaxformer.ops import sampling
-from jaxformer.ops.sampling import History, Settings, first_history, log_probs, sample
+from jaxformer.ops.filters import token_counts
+from jaxformer.ops.sampling import History, Settings, log_probs
 
 B, V = 32, 40
 RNG = np.random.default_rng(1)
@@ -16,9 +17,9 @@ LOGITS = (3 * RNG.normal(size=(B, V))).astype(np.float32)
 PROMPT = RNG.integers(0, 4, size=(B, 12)).astype(np.int32)
 LENGTHS = RNG.integers(1, 13, size=B).astype(np.int32)
 KEYS = jax.random.split(jax.random.key(0), B)
-FRESH = History(np.zeros(B, np.int32))
+FRESH = History(PROMPT, LENGTHS, LENGTHS)
 EOS = 5
-choose, filtered, next_history = map(jax.jit, (sampling.choose, sampling.filtered, sampling.next_history))
+choose, filtered = map(jax.jit, (sampling.choose, sampling.filtered))
 
 
 def every_setting(seed: int = 2) -> Settings:
@@ -49,11 +50,13 @@ def every_setting(seed: int = 2) -> Settings:
     )
 
 
-def history_after(settings: Settings, new_BT: np.ndarray, prompt=PROMPT, lengths=LENGTHS) -> History:
-    history = first_history(settings, prompt, lengths, vocab_size=V, capacity=prompt.shape[1] + 10)
-    for token_B in np.asarray(new_BT, np.int32).T:
-        history = next_history(history, token_B)
-    return history
+def history_after(new_BT: np.ndarray, prompt=PROMPT, lengths=LENGTHS) -> History:
+    """Prompts and new tokens, with tokens of nobody's in what is left of the rows."""
+    num_new = new_BT.shape[1]
+    ids = RNG.integers(0, V, size=(len(prompt), prompt.shape[1] + 10)).astype(np.int32)
+    for row, start, length, new in zip(ids, prompt, lengths, new_BT, strict=True):
+        row[:length], row[length : length + num_new] = start[:length], new
+    return History(ids, lengths, lengths + num_new)
 
 
 # ---------------------------------------------------------------- pipelines of transformers
@@ -134,7 +137,7 @@ def test_pipelines_are_those_of_transformers(name, num_new, tiny):
     lengths = np.ones_like(LENGTHS) if "forced_first" in options else LENGTHS
     new = RNG.integers(0, 4, size=(B, num_new))
     settings = same_for_all(options, B)
-    ours = np.asarray(filtered(LOGITS, settings, history_after(settings, new, lengths=lengths)))
+    ours = np.asarray(filtered(LOGITS, settings, history_after(new, lengths=lengths)))
     for i in range(B):
         ids = np.concatenate([PROMPT[i, : lengths[i]], new[i]])
         pipeline = processors(tiny, options, int(lengths[i]))
@@ -150,7 +153,7 @@ def test_pipelines_hold_every_setting_transformers_has():
 def test_frequency_and_presence_penalties_see_new_tokens_only_and_follow_the_repetition_penalty():
     settings = same_for_all({"repetition_penalty": 2.0, "frequency_penalty": 0.25, "presence_penalty": 1.5}, B)
     new = RNG.integers(0, 8, size=(B, 6))
-    ours = np.asarray(filtered(LOGITS, settings, history_after(settings, new)))
+    ours = np.asarray(filtered(LOGITS, settings, history_after(new)))
     for i in range(B):
         for token in range(V):
             wanted, times = LOGITS[i, token], new[i].tolist().count(token)
@@ -163,7 +166,7 @@ def test_frequency_and_presence_penalties_see_new_tokens_only_and_follow_the_rep
 @pytest.mark.parametrize("num_new", [0, 3, 5, 7])
 def test_a_row_is_the_same_alone_and_in_a_batch(num_new):
     settings = every_setting()
-    history = history_after(settings, RNG.integers(0, 4, size=(B, num_new)))
+    history = history_after(RNG.integers(0, 4, size=(B, num_new)))
     scores, tokens = filtered(LOGITS, settings, history), choose(LOGITS, KEYS, settings, history)
     for i in range(B):
         row = slice(i, i + 1)
@@ -177,7 +180,7 @@ def test_a_filter_left_out_is_one_that_is_off():
     settings, off = every_setting(), {"top_k": 0, "top_p": 1, "min_p": 0, "typical_p": 1, "repetition_penalty": 1}
     off |= {"frequency_penalty": 0, "presence_penalty": 0, "no_repeat_ngram": 0, "min_new_tokens": 0}
     off |= {"forced_first": -1, "forced_last": -1, "bias": 0, "banned": False}
-    history = history_after(settings, RNG.integers(0, 4, size=(B, 2)))
+    history = history_after(RNG.integers(0, 4, size=(B, 2)))
     for name, value in off.items():
         turned_off = settings._replace(**{name: np.full_like(getattr(settings, name), value)})
         left_out = settings._replace(**{name: None})
@@ -191,14 +194,14 @@ def test_settings_that_differ_in_value_share_one_program():
     compiled = jax.jit(lambda *inputs: sampling.choose(*inputs))
     for seed in range(5):
         settings = every_setting(seed)
-        compiled(LOGITS, KEYS, settings, history_after(settings, RNG.integers(0, 4, size=(B, seed))))
+        compiled(LOGITS, KEYS, settings, history_after(RNG.integers(0, 4, size=(B, seed))))
     assert compiled._cache_size() == 1
 
 
 @pytest.mark.parametrize("spec", [P("x"), P(None, "x")], ids=["rows", "vocabulary"])
 def test_eight_devices_choose_as_one(spec):
     settings = every_setting()
-    history = history_after(settings, RNG.integers(0, 4, size=(B, 3)))
+    history = history_after(RNG.integers(0, 4, size=(B, 3)))
     sharding = NamedSharding(jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,)), spec)
     spread = jax.device_put(LOGITS, sharding)
     np.testing.assert_array_equal(choose(spread, KEYS, settings, history), choose(LOGITS, KEYS, settings, history))
@@ -212,7 +215,7 @@ def test_greedy_is_argmax_and_compiles_neither_draw_nor_search():
 
 def test_no_filter_sorts():
     settings = every_setting()
-    program = filtered.lower(LOGITS, settings, history_after(settings, np.zeros((B, 0)))).as_text()
+    program = filtered.lower(LOGITS, settings, history_after(np.zeros((B, 0)))).as_text()
     assert "while" in program
     assert "stablehlo.sort" not in program
 
@@ -220,7 +223,7 @@ def test_no_filter_sorts():
 @pytest.mark.parametrize("seed", range(5))
 def test_no_row_is_ever_empty(seed):
     settings = every_setting(seed)
-    history = history_after(settings, RNG.integers(0, V, size=(B, 5)))
+    history = history_after(RNG.integers(0, V, size=(B, 5)))
     bans = settings._replace(banned=RNG.random((B, V)) < np.linspace(0.8, 1.0, B)[:, None])
     scores = np.asarray(filtered(LOGITS, bans, history))
     assert np.isfinite(scores).any(axis=-1).all()
@@ -229,7 +232,8 @@ def test_no_row_is_ever_empty(seed):
 
 def test_where_removals_leave_nothing_the_bans_give_way_last():
     only = np.arange(V) == 5
-    history = History(np.zeros(1, np.int32), ids=np.array([[5, 0]], np.int32), lengths=np.array([1], np.int32))
+    one = np.array([1], np.int32)
+    history = History(np.array([[5, 0]], np.int32), one, one)
     strict = Settings(
         banned=~only[None], eos=np.array([[5]], np.int32), min_new_tokens=np.array([3]), no_repeat_ngram=np.array([1])
     )
@@ -241,34 +245,18 @@ def test_where_removals_leave_nothing_the_bans_give_way_last():
 
 def test_a_forced_token_wins_over_every_removal():
     settings = every_setting()._replace(banned=np.ones((B, V), bool), forced_first=np.full(B, EOS, np.int32))
-    assert (choose(LOGITS, KEYS, settings, history_after(settings, np.zeros((B, 0)))) == EOS).all()
+    assert (choose(LOGITS, KEYS, settings, history_after(np.zeros((B, 0)))) == EOS).all()
 
 
 # ---------------------------------------------------------------- history
-def test_history_holds_only_what_a_filter_asks():
-    asked = {
-        None: set(),
-        "repetition_penalty": {"in_prompt", "counts"},
-        "frequency_penalty": {"counts"},
-        "presence_penalty": {"counts"},
-        "no_repeat_ngram": {"ids", "lengths"},
-        "bias": set(),
-    }
-    for name, parts in asked.items():
-        settings = Settings() if name is None else Settings(**{name: getattr(every_setting(), name)})
-        history = history_after(settings, np.zeros((B, 3)))
-        assert {part for part, value in history._asdict().items() if value is not None} == parts | {"num_new"}
-        assert all(leaf.shape[0] == B for leaf in jax.tree.leaves(history))
-
-
-def test_history_follows_the_rows():
-    settings, new = every_setting(), RNG.integers(0, V, size=(B, 6))
-    history = jax.tree.map(np.asarray, history_after(settings, new))
+def test_history_tells_prompt_and_new_tokens_apart():
+    new = RNG.integers(0, V, size=(B, 6))
+    history = history_after(new)
+    counts, seen = token_counts(history.new_ids, V), token_counts(history.all_ids, V)
     for i in range(B):
         row = [*PROMPT[i, : LENGTHS[i]], *new[i]]
-        assert history.ids[i, : history.lengths[i]].tolist() == row
-        assert history.counts[i].tolist() == np.bincount(new[i], minlength=V).tolist()
-        assert history.in_prompt[i].nonzero()[0].tolist() == sorted(set(PROMPT[i, : LENGTHS[i]].tolist()))
+        assert counts[i].tolist() == np.bincount(new[i], minlength=V).tolist()
+        assert seen[i].tolist() == np.bincount(row, minlength=V).tolist()
     assert (history.num_new == 6).all()
 
 
@@ -292,7 +280,8 @@ def test_frequencies_follow_the_filtered_distribution(temperature, options):
         np.asarray(filtered(logits[:1], same_for_all({"temperature": temperature, **options}, 1), FRESH))
     )
     keys = jax.random.split(jax.random.key(3), draws)
-    drawn = np.asarray(choose(logits, keys, settings, History(np.zeros(draws, np.int32))))
+    one = np.ones(draws, np.int32)
+    drawn = np.asarray(choose(logits, keys, settings, History(one[:, None], one, one)))
     found, wanted = np.bincount(drawn, minlength=9), wanted[0]
     assert (found[wanted == 0] == 0).all()
     kept = wanted > 0
@@ -329,18 +318,10 @@ def test_temperature_zero_ignores_keys_and_what_narrows():
     np.testing.assert_array_equal(filtered(LOGITS, settings, FRESH), LOGITS)
 
 
-@pytest.mark.parametrize("options", [{}, {"top_k": 4}, {"top_p": 0.7}, {"top_k": 20, "top_p": 0.9}], ids=str)
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.5])
-def test_sample_is_choose_with_one_setting_for_all(temperature, options):
-    settings = same_for_all({"temperature": temperature, **options}, B)
-    drawn = sample(LOGITS, KEYS, temperature=temperature, **options)
-    np.testing.assert_array_equal(drawn, choose(LOGITS, KEYS, settings, FRESH))
-
-
 def test_half_precision_logits_are_read_as_float32():
     half = jnp.asarray(LOGITS, jnp.bfloat16)
     for settings in (Settings(), Settings(banned=every_setting().banned), every_setting()):
-        history = history_after(settings, np.zeros((B, 1)))
+        history = history_after(np.zeros((B, 1)))
         scores = filtered(half, settings, history)
         assert scores.dtype == jnp.float32
         np.testing.assert_array_equal(scores, filtered(half.astype(jnp.float32), settings, history))

@@ -63,10 +63,10 @@ def test_cached_logits_of_given_tokens(name, pair_of):
         source, rows = _padded(rows), [[pair.theirs.config.decoder_start_token_id] for _ in rows]
     given = np.random.default_rng(2).integers(3, VOCAB - 1, (len(rows), NEW_TOKENS)).astype(np.int32)
     ids, mask = _padded(rows)
-    active, source = np.ones(len(rows), bool), source and tokens_from_ids(*source)
-    prompt = Prompt(ids, mask.sum(axis=1), np.zeros(len(rows), np.uint32), active, source)
-    state, first_BV = prefill(pair.run.model, pair.run.decode_params, prompt, capacity=ids.shape[1] + NEW_TOKENS)
-    later_TBV = _cached(pair.run.model, pair.run.decode_params, state, given.T)
+    prompt = Prompt(ids, mask.sum(axis=1), source and tokens_from_ids(*source))
+    model, params = pair.run.decoding
+    state, first_BV = prefill(model, params, prompt, capacity=ids.shape[1] + NEW_TOKENS)
+    later_TBV = _cached(model, params, state, given.T)
     for i, row in enumerate(rows):
         wanted = _logits(pair, [*row, *given[i].tolist()], prompts()[i])[len(row) - 1 :]
         found = np.stack([first_BV[i], *later_TBV[:, i]])

@@ -4,8 +4,8 @@ What differs for SentencePiece models:
 * ids that spell no UTF-8 come back as U+FFFD for each byte of the run, and unknown pieces as nothing, not as U+2047;
 * unigram: of two paths with the same score, a model not trained here may take the other, as SentencePiece decides by
   the rounding of its float32 sums (`training` rounds scores so that it need not).
-For models of the type `qwen2`, AutoTokenizer takes a class of its own whatever the files say, which gives other ids
-for a SentencePiece model: there, `transformers.PreTrainedTokenizerFast.from_pretrained` reads them as they are.
+For models of the type `qwen2`, AutoTokenizer takes a class of its own whatever the files say, which gives other ids:
+there, `transformers.PreTrainedTokenizerFast.from_pretrained` reads them as they are.
 """
 
 import json
@@ -33,7 +33,7 @@ NEVER = -1e6  # a score that no path through real pieces falls to
 def huggingface_files(tokenizer: Tokenizer, shape: Shape) -> dict[str, bytes]:
     """Names and contents of the files; a text gets bos in front for a decoder, eos at its end for an encoder.
 
-    A tokenizer that came from Hugging Face keeps its files as they were."""
+    A tokenizer's own files are among them. One that came from Hugging Face keeps them as they were."""
     if isinstance(tokenizer, HuggingFace | Translation):
         return tokenizer.files()
     backend = CONVERTERS[type(tokenizer)](tokenizer)
@@ -46,7 +46,7 @@ def huggingface_files(tokenizer: Tokenizer, shape: Shape) -> dict[str, bytes]:
         "split_special_tokens": True,  # a text that spells </s> means just that
         **names,
     }
-    return {
+    return tokenizer.files() | {
         SETTINGS_FILE: json.dumps(settings, indent=2).encode(),
         TOKENIZER_FILE: backend.to_str(pretty=True).encode(),
     }
