@@ -11,6 +11,7 @@ from pathlib import Path
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parsed(argv)
     _settle_platform()
+    _settle_compilation_cache()
     from jaxformer.errors import UserError
 
     try:
@@ -66,18 +67,24 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = command("evaluate", _evaluate, "print the held-out metrics of a run")
     sub.add_argument("path", metavar="RUN", help="a run directory or a Hugging Face directory")
+    sub.add_argument("--weights", choices=("int8",), help="measure with quantized weights too, and what they lose")
     _add_overrides(sub)
 
     sub = command("generate", _generate, "continue prompts, or translate them with an encoder-decoder")
     sub.add_argument("path", metavar="RUN", help="a run directory or a Hugging Face directory")
-    sub.add_argument("--prompt", action="append", required=True, metavar="TEXT", help="may be given several times")
-    sub.add_argument("--max-new-tokens", type=int, default=64, metavar="N")
-    sub.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 takes the likeliest token")
-    sub.add_argument("--top-k", type=int, metavar="K")
-    sub.add_argument("--top-p", type=float, metavar="P")
-    sub.add_argument("--beams", type=int, default=1, metavar="N")
+    prompts = sub.add_mutually_exclusive_group(required=True)
+    prompts.add_argument("--prompt", action="append", metavar="TEXT", help="may be given several times")
+    prompts.add_argument("--input", metavar="FILE", help='JSON lines with "prompt" or "ids", and settings of their own')
+    sub.add_argument("--output", metavar="FILE", help="of --input: JSON lines in the same order; a stopped job goes on")
+    for name, (kind, metavar, help) in SETTINGS.items():
+        sub.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=help)
+    sub.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be given several times")
+    sub.add_argument("--beams", type=int, default=1, metavar="N", help="beam search instead of choosing token by token")
     sub.add_argument("--length-penalty", type=float, default=1.0, metavar="A", help="with beams; 0 for none")
-    sub.add_argument("--seed", type=int, default=0)
+    sub.add_argument("--early-stopping", choices=("never", "heuristic", "exact"), default="heuristic")
+    sub.add_argument("--batch-size", type=int, default=32, metavar="N", help="rows decoded together")
+    sub.add_argument("--weights", choices=("int8",), help="keep matrices as whole numbers of 8 bits")
+    sub.add_argument("--cache", choices=("int8",), help="keep keys and values as whole numbers of 8 bits")
 
     sub = command("import", _import, "make a run directory of a Hugging Face directory")
     sub.add_argument("source", metavar="HF_DIR", help="a directory with config.json and safetensors, or hf://org/name")
@@ -94,14 +101,49 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--markdown", action="store_true", help="as a Markdown table, the one in the README")
     sub.add_argument("--measure", action="store_true", help="measure everything anew first; needs the test extra")
 
-    sub = command("bench", _bench, "measure training or input speed on this machine")
-    sub.add_argument("what", choices=("train", "data"))
+    sub = command("bench", _bench, "measure training, input or decoding speed on this machine")
+    sub.add_argument("what", choices=("train", "data", "decode"))
     sub.add_argument(
-        "--config", metavar="CONFIG", help="a Python file with a function config(); default: as documented"
+        "--config",
+        metavar="CONFIG",
+        help="of train and data: a Python file with a function config(); default: as documented",
     )
     sub.add_argument("--repeats", type=int, default=5, metavar="N", help="the best of this many is reported")
+    for name, (kind, help) in CASE.items():
+        sub.add_argument(f"--{name}", type=kind, metavar=kind.__name__.upper(), help=f"of decode: {help}")
     _add_overrides(sub)
     return parser
+
+
+# Settings of `generate`: type, placeholder, help.
+SETTINGS = {
+    "max_new_tokens": (int, "N", "default 64"),
+    "temperature": (float, "T", "default 0, which takes the likeliest token"),
+    "top_k": (int, "K", "sample among the K likeliest tokens"),
+    "top_p": (float, "P", "sample among the likeliest tokens that reach probability P"),
+    "min_p": (float, "P", "sample among tokens at least P times as likely as the likeliest"),
+    "typical_p": (float, "P", "sample among the most typical tokens that reach probability P"),
+    "repetition_penalty": (float, "X", "above 1 makes tokens of prompt and output less likely"),
+    "frequency_penalty": (float, "X", "less for every time a token was generated"),
+    "presence_penalty": (float, "X", "less once for tokens that were generated"),
+    "no_repeat_ngram": (int, "N", "no sequence of N tokens twice"),
+    "min_new_tokens": (int, "N", "no end before"),
+    "forced_first": (int, "ID", "the first token, such as a target language"),
+    "num_samples": (int, "N", "outputs a prompt"),
+    "log_probs": (int, "N", "with --output: note log-probabilities, also of the N likeliest tokens"),
+    "seed": (int, "N", "default 0"),
+}
+
+
+# What `bench decode` measures instead of its documented cases: type and help.
+CASE = {
+    "preset": (str, "a model of the zoo, default gpt2-124m"),
+    "batch": (int, "rows, default 1"),
+    "prompt": (int, "tokens of each prompt, default 32"),
+    "new": (int, "tokens generated, default 64"),
+    "beams": (int, "default 1"),
+    "weights": (str, "int8 for quantized ones"),
+}
 
 
 def _add_overrides(parser: argparse.ArgumentParser) -> None:
@@ -113,6 +155,17 @@ def _settle_platform() -> None:
     has_tpu = Path("/dev/accel0").exists() or Path("/dev/vfio").exists()
     if "JAX_PLATFORMS" not in os.environ and find_spec("libtpu") is not None and not has_tpu:
         os.environ["JAX_PLATFORMS"] = "cpu"
+
+
+def _settle_compilation_cache() -> None:
+    """Compiled programs are kept for the next start; `JAXFORMER_COMPILE_CACHE` names a directory, or turns it off."""
+    place = os.environ.get("JAXFORMER_COMPILE_CACHE", "")
+    if place.lower() == "off" or "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = place or str(home / "jaxformer" / "compiled")
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(2 * 2**30))
 
 
 def _train(args: argparse.Namespace) -> None:
@@ -147,25 +200,25 @@ def _tokenizer(args: argparse.Namespace) -> None:
 def _evaluate(args: argparse.Namespace) -> None:
     from jaxformer.evaluate.report import evaluate, format_metrics
 
-    print(format_metrics(evaluate(args.path, args.overrides)))
+    print(format_metrics(evaluate(args.path, args.overrides, weights=args.weights)))
 
 
 def _generate(args: argparse.Namespace) -> None:
-    from jaxformer.decode.requests import generate
+    from jaxformer.decode.terminal import generate_to_file, generate_to_terminal
+    from jaxformer.errors import UserError
     from jaxformer.run import load
 
-    outputs = generate(
-        load(args.path),
-        args.prompt,
-        max_new_tokens=args.max_new_tokens,
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        num_beams=args.beams,
-        length_penalty=args.length_penalty,
-        seed=args.seed,
-    )
-    print("\n".join(outputs))
+    if (args.input is None) != (args.output is None):
+        raise UserError("--input and --output go together: prompts from one file, answers to another")
+    if args.log_probs is not None and args.output is None:
+        raise UserError("--log-probs: only with --input and --output")
+    settings = {name: getattr(args, name) for name in (*SETTINGS, "stop") if getattr(args, name) is not None}
+    beams = {"num_beams": args.beams, "length_penalty": args.length_penalty, "early_stopping": args.early_stopping}
+    run = load(args.path, weights=args.weights, cache=args.cache)
+    if args.input is None:
+        generate_to_terminal(run, args.prompt, settings, beams, args.batch_size)
+    else:
+        generate_to_file(run, args.path, args.input, args.output, settings, beams, args.batch_size)
 
 
 def _import(args: argparse.Namespace) -> None:
@@ -191,9 +244,23 @@ def _zoo(args: argparse.Namespace) -> None:
 
 
 def _bench(args: argparse.Namespace) -> None:
-    from jaxformer.bench import bench
+    from jaxformer.bench.data import bench_data
+    from jaxformer.bench.decode import Case, bench_decode
+    from jaxformer.bench.train import bench_train
+    from jaxformer.errors import UserError
 
-    print(bench(args.what, args.config, args.overrides, args.repeats))
+    if args.repeats < 1:
+        raise UserError(f"--repeats {args.repeats}: must be at least 1")
+    case = {name: getattr(args, name) for name in CASE if getattr(args, name) is not None}
+    if args.what != "decode":
+        if case:
+            raise UserError(f"--{next(iter(case))}: only of bench decode")
+        print((bench_train if args.what == "train" else bench_data)(args.config, args.overrides, args.repeats))
+        return
+    if args.config is not None or args.overrides:
+        raise UserError("bench decode takes no config: use --preset, --batch, --prompt, --new, --beams, --weights")
+    for line in bench_decode(Case(**case) if case else None, args.repeats):
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

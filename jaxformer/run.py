@@ -55,16 +55,25 @@ def load(
       cache: "int8" keeps the keys and values of decoding so.
     """
     for name, value in (("weights", weights), ("cache", cache)):
-        if value not in (None, "int8"):
-            raise UserError(f"{name}={value!r}: must be 'int8' or none")
+        _check_int8(name, value)
     path = local_directory(path)
     run = _load_hugging_face(path, mesh, jnp.dtype(dtype)) if is_hugging_face(path) else _load_run(path, step, mesh)
     run.mesh = mesh
     if cache is not None:
         run.model = run.model.clone(runtime=replace(run.model.runtime, cache=cache))
-    if weights is not None:
-        run.params = quantized(run.params, run.config.model, mesh)
-    return run
+    return run if weights is None else quantized_run(run, weights)
+
+
+def quantized_run(run: Run, weights: str) -> Run:
+    """The run with its matrices as whole numbers, for decoding and evaluation."""
+    _check_int8("weights", weights)
+    params = quantized(run.params, run.config.model, run.mesh)
+    return Run(run.config, run.model, params, run.tokenizer, run.step, run.mesh)
+
+
+def _check_int8(name: str, value: str | None) -> None:
+    if value not in (None, "int8"):
+        raise UserError(f"{name}={value!r}: must be 'int8' or none")
 
 
 def for_decoding(model: Transformer, params: Params) -> tuple[Transformer, Params]:

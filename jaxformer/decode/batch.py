@@ -25,6 +25,7 @@ from jaxformer.decode.generate import (
     inserted,
     prefill,
     prefill_more,
+    taken,
 )
 from jaxformer.decode.settings import SamplingConfig, batched, used
 from jaxformer.decode.texts import decoder_start, eos_ids, num_drawable
@@ -118,12 +119,16 @@ class Slots:
     def is_empty(self) -> bool:
         return all(row is None for row in self.rows)
 
+    def expect(self, rows: Sequence[Row]) -> None:
+        """Compile for the settings of these rows too: once, rather than again whenever one of them comes in."""
+        self._used |= frozenset().union(*(used(row.config) for row in rows))
+
     def add(self, rows: Sequence[Row]) -> None:
         """Read the prompts of new rows, and put them into free slots; each has its first token then."""
         slots = self.free[: len(rows)]
         for slot, row in zip(slots, rows, strict=True):
             self.rows[slot] = row
-        self._used |= frozenset().union(*(used(row.config) for row in rows))
+        self.expect(rows)
         self._settings = self._batched([row.config if row else IDLE for row in self.rows])
         prompts, take = _distinct(rows)
         # Few shapes: a whole batch, or so many rows as are refilled at a time.
@@ -198,16 +203,14 @@ class Slots:
     def _read(self, prompts: list[Sequence[int]], rows: Sequence[Row], take: list[int], size: int) -> State:
         """The state of new rows alone."""
         run, filling = self.run, size - len(rows)
-        prompt = prompt_of(run, prompts, size)
-        rows_R, logits_BV = read_prompt(run, prompt, self.shape.length)
+        shared = len(prompts) < len(rows)
+        prompt = prompt_of(run, prompts, padded_size(run, len(prompts)) if shared else size)
+        read = (*read_prompt(run, prompt, self.shape.length), prompt._replace(source=None))
         return first_state(
-            rows_R,
-            logits_BV,
-            prompt,
+            *(taken(read, np.array(take + [0] * filling, np.int32)) if shared else read),
             self._batched([row.config for row in rows] + [IDLE] * filling),
             np.array([row.seed for row in rows] + [0] * filling, np.uint32),
             np.arange(size) < len(rows),
-            None if len(prompts) == len(rows) else np.array(take + [0] * filling, np.int32),
             vocab_size=num_drawable(run),
             capacity=self.shape.length,
             top_n=self.shape.top_n,
@@ -217,10 +220,11 @@ class Slots:
         return batched(configs, vocab_size=num_drawable(self.run), eos_ids=eos_ids(self.run), keep=self._used)
 
     def _idle_like(self, state: State) -> State:
-        """Rows that stand still, in the shape of the whole batch."""
+        """Rows that stand still, in the shape of the whole batch and split as it will be."""
 
         def zeros(array: Array) -> Array:
-            return jnp.zeros((self.shape.rows, *array.shape[1:]), array.dtype)
+            where = None if self.run.mesh is None else array.sharding
+            return jnp.zeros((self.shape.rows, *array.shape[1:]), array.dtype, device=where)
 
         idle = jax.tree.map(zeros, state)
         return _widened(idle._replace(done_B=jnp.ones(self.shape.rows, bool)), self.shape)
@@ -242,8 +246,7 @@ def read_prompt(run: Run, prompt: Prompt, capacity: int) -> tuple[Rows, Float[Ar
     first = prompt._replace(ids=prompt.ids[:, :PART], lengths=np.minimum(prompt.lengths, PART))
     rows, logits_BV = prefill(model, params, first, capacity=capacity)
     for start in range(PART, length, PART):
-        ids_BT = prompt.ids[:, start : start + PART]
-        ids_BT = np.pad(ids_BT, ((0, 0), (0, PART - ids_BT.shape[1])))
+        ids_BT = prompt.ids[:, start : start + PART]  # the last part may be shorter: padded, it might exceed the cache
         lengths_B = np.clip(prompt.lengths - start, 0, PART)
         rows, logits_BV = prefill_more(model, params, rows, logits_BV, ids_BT, lengths_B)
     return rows, logits_BV

@@ -129,10 +129,11 @@ def search_beams(
         improvable_B=settings.max_new_tokens > 0,
         count=jnp.zeros((), jnp.int32),
     )
-    filter_scores = partial(
-        _filtered, prompt=prompt, settings=jax.tree.map(lambda a: jnp.repeat(a, M, axis=0), settings)
-    )
-    step = partial(_advanced, search=search, settings=settings, num_ends=num_ends)
+    settings_R = jax.tree.map(lambda a: jnp.repeat(a, M, axis=0), settings)
+    # Enough candidates that M go on even if every beam ends in every possible way.
+    num_candidates = min(max(2, 1 + num_ends) * M, M * vocab_size)
+    best = partial(_best, prompt=prompt, settings=settings_R, vocab_size=vocab_size, num=num_candidates)
+    step = partial(_advanced, search=search, settings=settings)
 
     def unfinished(beams: Beams) -> Bool[Array, ""]:
         return ~_closed(beams, search).all()
@@ -140,22 +141,45 @@ def search_beams(
     def one_token(beams: Beams) -> Beams:
         token_R = jnp.take(beams.running_BMT, beams.count - 1, axis=2).reshape(-1)
         rows, logits_RV = token_step(model, params, beams.rows, token_R)
-        return step(beams._replace(rows=rows), filter_scores(beams, logits_RV[:, :vocab_size]))
+        return step(beams._replace(rows=rows), best(beams, logits_RV))
 
-    first_RV = jnp.repeat(logits_BV[:, :vocab_size], M, axis=0)
-    end = jax.lax.while_loop(unfinished, one_token, step(start, filter_scores(start, first_RV)))
+    first_RV = jnp.repeat(logits_BV, M, axis=0)
+    end = jax.lax.while_loop(unfinished, one_token, step(start, best(start, first_RV)))
     return end.finished_BMT, end.finished_score_BM
 
 
-def _filtered(
-    beams: Beams, logits_RV: Float[Array, "R V"], *, prompt: Prompt, settings: Settings
-) -> Float[Array, "B M V"]:
-    """Log-probabilities of the next token after every filter that does not sample."""
+class Candidates(NamedTuple):
+    """The best continuations of each request, best first."""
+
+    score_BC: Float[Array, "B C"]
+    parent_BC: Int[Array, "B C"]  # which beam
+    token_BC: Int[Array, "B C"]
+
+
+def _best(
+    beams: Beams, logits_RV: Float[Array, "R V"], *, prompt: Prompt, settings: Settings, vocab_size: int, num: int
+) -> Candidates:
+    """Those of each beam first, then among them those of the request."""
     B, M, _ = beams.running_BMT.shape
-    logp_RV = jax.nn.log_softmax(logits_RV.astype(jnp.float32), axis=-1)
-    lengths_R = jnp.asarray(prompt.lengths).repeat(M)
-    history = History(_tokens(beams, prompt), lengths_R, lengths_R + beams.count)
-    return adjusted(logp_RV, settings, history).reshape(B, M, -1)
+    # Ids that are never drawn count among what the model finds likely, as they do for `score`.
+    log_z_R1 = jax.nn.logsumexp(logits_RV.astype(jnp.float32), axis=-1, keepdims=True)
+    if _filters(settings):
+        lengths_R = jnp.asarray(prompt.lengths).repeat(M)
+        history = History(_tokens(beams, prompt), lengths_R, lengths_R + beams.count)
+        filtered_RV = adjusted(logits_RV[:, :vocab_size] - log_z_R1, settings, history)
+        score_RK, token_RK = jax.lax.top_k(filtered_RV, min(num, vocab_size))
+    else:  # without a pass over all scores
+        score_RK, token_RK = jax.lax.top_k(logits_RV[:, :vocab_size], min(num, vocab_size))
+        score_RK = score_RK - log_z_R1
+    # A filter may have removed a token: still less likely than any other, yet a number.
+    score_BMK = jnp.maximum(score_RK, NEVER).reshape(B, M, -1) + beams.running_score_BM[..., None]
+    score_BC, index_BC = jax.lax.top_k(score_BMK.reshape(B, -1), num)
+    token_BC = jnp.take_along_axis(token_RK.reshape(B, -1), index_BC, axis=1)
+    return Candidates(score_BC, index_BC // score_BMK.shape[2], token_BC.astype(jnp.int32))
+
+
+def _filters(settings: Settings) -> bool:
+    return any(value is not None for name, value in settings._asdict().items() if name not in ("eos", "max_new_tokens"))
 
 
 def _tokens(beams: Beams, prompt: Prompt) -> Int[Array, "R C"]:
@@ -168,17 +192,10 @@ def _tokens(beams: Beams, prompt: Prompt) -> Int[Array, "R C"]:
     return jnp.where(index_C < lengths_R1, read(ids_RP, jnp.broadcast_to(index_C, new_RC.shape)), new_RC)
 
 
-def _advanced(
-    beams: Beams, logp_BMV: Float[Array, "B M V"], *, search: BeamSearch, settings: Settings, num_ends: int
-) -> Beams:
+def _advanced(beams: Beams, best: Candidates, *, search: BeamSearch, settings: Settings) -> Beams:
     """The beams one token longer."""
-    B, M, V = logp_BMV.shape
-    # A filter may have removed a token: still less likely than any other, yet a number.
-    scores_BMV = jnp.maximum(logp_BMV, NEVER) + beams.running_score_BM[..., None]
-    # Enough candidates that M go on even if every beam ends in every possible way.
-    num_candidates = min(max(2, 1 + num_ends) * M, M * V)
-    score_BC, index_BC = jax.lax.top_k(scores_BMV.reshape(B, M * V), num_candidates)
-    parent_BC, token_BC = index_BC // V, (index_BC % V).astype(jnp.int32)
+    B, M, _ = beams.running_BMT.shape
+    score_BC, parent_BC, token_BC = best
     candidates_BCT = _gathered(beams.running_BMT, parent_BC).at[:, :, beams.count].set(token_BC)
     count = beams.count + 1
     is_end_BC = (token_BC[..., None] == settings.eos[:, None]).any(axis=-1)
@@ -191,7 +208,11 @@ def _advanced(
     rows = rows._replace(caches=reordered(rows.caches, flat_R), lengths_B=rows.lengths_B[flat_R])
 
     finished_BMT, finished_score_BM, finished_BM = _with_finished(
-        beams, candidates_BCT, score_BC / search.normalizer(count), ends_BC & (jnp.arange(num_candidates) < M), search
+        beams,
+        candidates_BCT,
+        score_BC / search.normalizer(count),
+        ends_BC & (jnp.arange(score_BC.shape[1]) < M),
+        search,
     )
     beams = Beams(
         rows=rows,

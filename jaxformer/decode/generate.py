@@ -10,12 +10,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.nn import logsumexp
 
 from jaxformer.decode.cache import make_caches
 from jaxformer.decode.program import Options, for_rows, program
 from jaxformer.layers import Transformer
 from jaxformer.layers.block import LayerCache
-from jaxformer.ops.sampling import History, Settings, choose, log_probs
+from jaxformer.ops.sampling import History, LogProbs, Settings, choose, log_probs
 from jaxformer.typing import Array, Bool, Float, Int, Params, PyTree, Tokens
 
 
@@ -104,6 +105,12 @@ def token_step(
 
 
 # ---------------------------------------------------------------- the rows of a batch
+@program()
+def taken(read: PyTree, rows_B: Int[Array, " B"]) -> PyTree:
+    """After a prefill, rows that start from these of it: several samples share a prompt."""
+    return jax.tree.map(lambda array: jnp.asarray(array)[rows_B], read)
+
+
 @program(static=("vocab_size", "capacity", "top_n"), donate=("rows",))
 def first_state(
     rows: Rows,
@@ -112,7 +119,6 @@ def first_state(
     settings: Settings,
     seeds_B: Int[Array, " B"],
     active_B: Bool[Array, " B"],
-    take_B: Int[Array, " B"] | None = None,
     *,
     vocab_size: int,
     capacity: int,
@@ -122,11 +128,8 @@ def first_state(
 
     Args:
       active_B: false for rows that only fill up the batch.
-      take_B: which row of the prefill each row starts from, where several samples share a prompt; none is its own.
       top_n: how many of the likeliest tokens to note with every token; none notes nothing.
     """
-    if take_B is not None:
-        rows, logits_BV, prompt = _taken((rows, logits_BV, prompt._replace(source=None)), take_B)
     num_rows, chances = active_B.shape[0], None
     if top_n is not None:
         shape = (num_rows, capacity, top_n)
@@ -142,10 +145,6 @@ def first_state(
         chances=chances,
     )
     return drawn(state, logits_BV, settings, vocab_size)
-
-
-def _taken(tree: PyTree, rows_B: Int[Array, " B"]) -> PyTree:
-    return jax.tree.map(lambda array: array[rows_B], tree)
 
 
 @program(donate=("state",))
@@ -215,20 +214,29 @@ def drawn(state: State, logits_BV: Float[Array, "B V"], settings: Settings, voca
 
     Ids from `vocab_size` on are never drawn: a model may have more rows in its table than its tokenizer has pieces.
     """
-    logits_BV = logits_BV[:, :vocab_size]
     num_new_B = state.lengths_B - state.prompt_lengths_B
     keys = jax.vmap(lambda seed, n: jax.random.fold_in(jax.random.key(seed), n))(state.seeds_B, num_new_B)
     history = History(state.tokens_BC, state.prompt_lengths_B, state.lengths_B)
-    token_B = choose(logits_BV, keys, settings, history)
+    token_B = choose(logits_BV[:, :vocab_size], keys, settings, history)
     rows_B = jnp.arange(token_B.shape[0])
     # Beyond the capacity nothing is written.
     place_B = jnp.where(state.done_B, state.tokens_BC.shape[1], state.lengths_B)
     state = state._replace(tokens_BC=state.tokens_BC.at[rows_B, place_B].set(token_B, mode="drop"))
     if state.chances is not None:
-        found = log_probs(logits_BV, token_B, state.chances.top_BCN.shape[2])
+        found = _model_log_probs(logits_BV, token_B, state.chances.top_BCN.shape[2], vocab_size)
         noted = [old.at[rows_B, place_B].set(new, mode="drop") for old, new in zip(state.chances, found, strict=True)]
         state = state._replace(chances=Chances(*noted))
     ends_B = (token_B[:, None] == settings.eos).any(axis=1) | (num_new_B + 1 >= settings.max_new_tokens)
     return state._replace(
         lengths_B=jnp.where(state.done_B, state.lengths_B, state.lengths_B + 1), done_B=state.done_B | ends_B
     )
+
+
+def _model_log_probs(
+    logits_BV: Float[Array, "B V"], token_B: Int[Array, " B"], top_n: int, vocab_size: int
+) -> LogProbs:
+    """Of tokens that may be drawn, yet as likely as the model finds them among all it has rows for."""
+    drawable_BV = logits_BV[:, :vocab_size].astype(jnp.float32)
+    found = log_probs(drawable_BV, token_B, top_n)
+    share_B = logsumexp(drawable_BV, axis=-1) - logsumexp(logits_BV.astype(jnp.float32), axis=-1)
+    return LogProbs(found.chosen + share_B, found.top + share_B[:, None], found.top_ids)

@@ -44,9 +44,12 @@ class _Pending:
 
     def refill(self, answers: dict[int, list[Decoded | None]]) -> bool:
         """Read on when a batch would run short; longest first within what is read. Whether anything waits."""
-        if len(self.waiting) < self._num_slots:
+        while len(self.waiting) < self._num_slots:
+            read = list(islice(self._requests, LOOKAHEAD * self._num_slots))
+            if not read:
+                break
             entries = []
-            for index, rows in islice(self._requests, LOOKAHEAD * self._num_slots):
+            for index, rows in read:
                 answers[index] = [None] * len(rows)
                 entries += [(index, place, row) for place, row in enumerate(rows)]
             self.waiting.extend(sorted(entries, key=lambda entry: -len(entry[2].ids)))
@@ -56,9 +59,10 @@ class _Pending:
 def _roomy(run: Run, slots: Slots | None, rows: list[Row], num_slots: int) -> Slots:
     """Empty slots with room for these rows: those at hand if they will do."""
     shape = room_for(run, rows, min(len(rows), num_slots))
-    if slots is not None and slots.shape.rows >= shape.rows and slots.shape.holds(shape):
-        return slots
-    return Slots(run, shape)
+    if slots is None or slots.shape.rows < shape.rows or not slots.shape.holds(shape):
+        slots = Slots(run, shape)
+    slots.expect(rows)
+    return slots
 
 
 def _fill(slots: Slots, pending: _Pending, owners: dict[int, tuple[int, int]]) -> None:
@@ -114,9 +118,9 @@ def text_of(run: Run, row: Row, ids: Sequence[int]) -> str:
 
 
 def stop_index(text: str, stops: Sequence[str]) -> int | None:
-    """Where the first of the stop texts begins; none if none occurs."""
-    found = [text.find(stop) for stop in stops if stop in text]
-    return min(found) if found else None
+    """Where the stop text begins that is complete first, however many tokens come between looks; none if none is."""
+    ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
+    return min(ends)[1] if ends else None
 
 
 def _tokens_before(run: Run, row: Row, ids: list[int], end: int) -> int:

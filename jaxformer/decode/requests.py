@@ -15,7 +15,7 @@ from jaxformer.decode.beam import BeamSearch, searched
 from jaxformer.decode.program import program
 from jaxformer.decode.queue import answered, text_of
 from jaxformer.decode.score import token_scores
-from jaxformer.decode.settings import SAMPLED_ONLY, SamplingConfig
+from jaxformer.decode.settings import SAMPLED_ONLY, SamplingConfig, is_number, is_whole
 from jaxformer.decode.stream import pieces
 from jaxformer.decode.texts import (
     Text,
@@ -88,18 +88,21 @@ def generate(
 
     Args:
       settings: everything else of `SamplingConfig`, such as min_p, repetition_penalty, no_repeat_ngram, bias, banned,
-        forced_first, min_new_tokens, stop, num_samples. A `Request` may set any of them, and those above, for itself.
+        forced_first, min_new_tokens, stop, num_samples. A `Request` may set any setting but beams for itself.
     """
     if num_beams != 1:
-        _check_no_sampling(num_beams, {"temperature": temperature, "top_k": top_k, "top_p": top_p} | settings)
+        check_no_sampling(num_beams, {"temperature": temperature, "top_k": top_k, "top_p": top_p} | settings)
         beams = {"num_beams": num_beams, "length_penalty": length_penalty, "early_stopping": early_stopping}
-        found = _search(run, prompts, batch_size, _beam_search(**beams), settings | {"max_new_tokens": max_new_tokens})
+        found = _search(run, prompts, batch_size, beam_search(**beams), settings | {"max_new_tokens": max_new_tokens})
         return _as_given((hypotheses[0].output for hypotheses in found), prompts)
     given = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     completions = _completions(run, prompts, batch_size, given | {"seed": seed} | settings)
-    if "num_samples" in settings:
-        return _as_given(([c.output for c in each] for each in completions), prompts)
-    return _as_given((each[0].output for each in completions), prompts)
+    several = "num_samples" in settings
+
+    def outputs(each: list[Completion]) -> Any:
+        return [c.output for c in each] if several or len(each) > 1 else each[0].output
+
+    return _as_given(map(outputs, completions), prompts)
 
 
 def complete(
@@ -165,7 +168,7 @@ def _completions(
         return asked[-1][0]
 
     requests: Iterable[list[Row]] = itertools.starmap(rows_of, enumerate(prompts))
-    if isinstance(prompts, Sequence):
+    if not isinstance(prompts, Iterator):
         requests = list(requests)
 
     def finished() -> Iterator[list[Completion]]:
@@ -221,8 +224,8 @@ def search(
       batch_size: beams decoded together.
       settings: as of `generate`, but for those that sample. Log-probabilities are filtered, as transformers does.
     """
-    _check_no_sampling(num_beams, settings)
-    beam = _beam_search(num_beams, length_penalty, early_stopping, convention)
+    check_no_sampling(num_beams, settings)
+    beam = beam_search(num_beams, length_penalty, early_stopping, convention)
     found = _search(run, prompts, batch_size, beam, settings | {"max_new_tokens": max_new_tokens})
     return _as_given(found, prompts)
 
@@ -236,11 +239,11 @@ def _search(
     def row_of(i: int, prompt: Text | Request) -> tuple[Row, bool]:
         with _naming(f"prompt {i}: "):
             row = prepared(run, prompt, settings)[0]
-            _check_no_sampling(beam.num_beams, {name: getattr(row.config, name) for name in NOT_WITH_BEAMS})
+            check_no_sampling(beam.num_beams, vars(row.config))
         return row, is_text(getattr(prompt, "prompt", prompt))
 
     rows: Iterable[tuple[Row, bool]] = itertools.starmap(row_of, enumerate(prompts))
-    if isinstance(prompts, Sequence):
+    if not isinstance(prompts, Iterator):
         rows = list(rows)
 
     def found() -> Iterator[list[Hypothesis]]:
@@ -256,20 +259,21 @@ def _search(
 NOT_WITH_BEAMS = (*SAMPLED_ONLY, "stop", "num_samples", "log_probs")
 
 
-def _check_no_sampling(num_beams: int, settings: Mapping[str, Any]) -> None:
+def check_no_sampling(num_beams: int, settings: Mapping[str, Any]) -> None:
+    """Raises for a setting that has no meaning with beams."""
     plain = SamplingConfig()
     for name in NOT_WITH_BEAMS:
         value = settings.get(name, getattr(plain, name))
-        if value is not None and value != getattr(plain, name):
+        if value not in (None, [], getattr(plain, name)):
             raise UserError(f"num_beams={num_beams} with {name}={value!r}: beams do not sample, use one of them")
 
 
-def _beam_search(num_beams: int, length_penalty: float, early_stopping: str, convention: str = "length") -> BeamSearch:
+def beam_search(num_beams: int, length_penalty: float, early_stopping: str, convention: str = "length") -> BeamSearch:
     """Checked settings."""
-    if num_beams < 1:
-        raise UserError(f"num_beams={num_beams}: must be at least 1")
-    if not np.isfinite(length_penalty):
-        raise UserError(f"length_penalty={length_penalty}: must be a number, 0 for none")
+    if not is_whole(num_beams) or num_beams < 1:
+        raise UserError(f"num_beams={num_beams!r}: must be a whole number of at least 1")
+    if not is_number(length_penalty) or not np.isfinite(length_penalty):
+        raise UserError(f"length_penalty={length_penalty!r}: must be a number, 0 for none")
     for name, value, allowed in (
         ("convention", convention, ("length", "gnmt")),
         ("early_stopping", early_stopping, ("never", "heuristic", "exact")),
@@ -281,10 +285,11 @@ def _beam_search(num_beams: int, length_penalty: float, early_stopping: str, con
 
 def _check_prompts(run: Run, prompts: object, batch_size: int, what: str) -> None:
     check_decoder(run, what)
-    if isinstance(prompts, str):
-        raise UserError(f"expected a list of texts or of id lists, got the text {prompts!r}: write [{prompts!r}]")
-    if batch_size < 1:
-        raise UserError(f"batch_size={batch_size}: must be at least 1")
+    if isinstance(prompts, str | Request):
+        what = "the text " if is_text(prompts) else ""
+        raise UserError(f"expected a list of texts or of id lists, got {what}{prompts!r}: write [{prompts!r}]")
+    if not is_whole(batch_size) or batch_size < 1:
+        raise UserError(f"batch_size={batch_size!r}: must be a whole number of at least 1")
 
 
 # ---------------------------------------------------------------- scores

@@ -149,6 +149,13 @@ def _bans(rows: Sequence[SamplingConfig], vocab_size: int) -> np.ndarray:
 
 
 def _is(kind: type, value: object) -> bool:
-    """Whole numbers are floats too; true and false are neither."""
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    return whole or (kind is float and isinstance(value, float | np.floating))
+    return is_whole(value) if kind is int else is_number(value)
+
+
+def is_whole(value: object) -> bool:
+    """True and false are no numbers."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    return is_whole(value) or isinstance(value, float | np.floating)

@@ -1,5 +1,6 @@
 """Between what users pass, texts or id lists, and the ids a model reads; and whether the model can serve it at all."""
 
+import operator
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -84,8 +85,8 @@ def _known(id: int | None, name: str) -> int:
 
 def _whole(row: object, i: int) -> list[int]:
     try:
-        return [int(token) for token in row]
-    except (TypeError, ValueError):
+        return [operator.index(token) for token in row]  # unlike int, it takes no 1.5 for a 1
+    except TypeError:
         raise UserError(f"row {i} is neither a text nor a list of token ids: {row!r}") from None
 
 

@@ -8,28 +8,44 @@ import jax
 from jax.sharding import Mesh
 
 from jaxformer.config import apply_overrides
+from jaxformer.convert.directory import is_hugging_face
+from jaxformer.convert.hub import local_directory
 from jaxformer.data import PackedSet, load_heldout, make_loader
 from jaxformer.decode.requests import generate
 from jaxformer.errors import UserError
 from jaxformer.evaluate.exact_match import exact_match
 from jaxformer.evaluate.heldout import eval_step, heldout_metrics
-from jaxformer.run import Run, load
+from jaxformer.run import Run, load, quantized_run
 from jaxformer.sharding import check_batch, make_mesh
 
 FILE_NAME = "evaluation.json"
 
 
-def evaluate(path: str | Path, overrides: tuple[str, ...] | list[str] = ()) -> dict[str, float]:
-    """Metrics of the run in a directory on the held-out data of its config; also written to evaluation.json."""
-    run = load(path)
+def evaluate(
+    path: str | Path, overrides: tuple[str, ...] | list[str] = (), *, weights: str | None = None
+) -> dict[str, float]:
+    """Metrics of the run in a directory on the held-out data of its config; also written to its evaluation.json.
+
+    Args:
+      weights: "int8" measures the model with quantized weights too, as `int8_*`.
+    """
+    directory = local_directory(path)
+    run = load(directory)
     run.config = apply_overrides(run.config, overrides)
     run.config.check_data()
     if run.config.data.heldout is None:
         raise UserError('data.heldout is none: set it, such as data.heldout=\'{"kind":"text","paths":[...]}\'')
+    if run.tokenizer is None:
+        raise UserError(f"'{directory}' has no tokenizer, and texts cannot be read without: put its files there")
     check_batch(run.config, jax.device_count())
-    heldout = load_heldout(run.config, run.tokenizer, Path(path) / "data")
-    metrics = evaluate_run(run, heldout, make_mesh(run.config.mesh))
-    write_evaluation(Path(path), run.step, metrics)
+    heldout = load_heldout(run.config, run.tokenizer, directory / "data")
+    mesh = make_mesh(run.config.mesh)
+    metrics = evaluate_run(run, heldout, mesh)
+    if weights is not None:
+        found = evaluate_run(quantized_run(run, weights), heldout, mesh)
+        metrics |= {f"{weights}_{name}": value for name, value in found.items()}
+    if not is_hugging_face(directory):
+        write_evaluation(directory, run.step, metrics)
     return metrics
 
 
@@ -61,17 +77,29 @@ def read_evaluation(directory: Path) -> dict[str, float]:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
+NAMES = {
+    "heldout_perplexity": ("held-out perplexity", "{:.2f}"),
+    "heldout_bits_per_byte": ("bits per byte", "{:.3f}"),
+    "heldout_accuracy": ("token accuracy", "{:.2%}"),
+    "exact_match": ("exact match", "{:.2%}"),
+}
+
+
 def format_metrics(metrics: dict[str, float]) -> str:
-    """One line for people."""
-    names = {
-        "heldout_perplexity": ("held-out perplexity", "{:.2f}"),
-        "heldout_bits_per_byte": ("bits per byte", "{:.3f}"),
-        "heldout_accuracy": ("token accuracy", "{:.2%}"),
-        "exact_match": ("exact match", "{:.2%}"),
-    }
-    return "   ".join(
-        f"{label} {form.format(metrics[name])}" for name, (label, form) in names.items() if name in metrics
-    )
+    """A line for people; with quantized weights another, and what they lose."""
+    lines = [_line(metrics, "")]
+    if "int8_heldout_loss" in metrics:
+        lost = metrics["int8_heldout_loss"] - metrics["heldout_loss"]
+        change = metrics["int8_heldout_perplexity"] / metrics["heldout_perplexity"] - 1
+        lines.append(
+            f"int8 weights: {_line(metrics, 'int8_')}   loss {lost:+.5f} nats a token, perplexity {change:+.3%}"
+        )
+    return "\n".join(lines)
+
+
+def _line(metrics: dict[str, float], prefix: str) -> str:
+    shown = ((label, form, prefix + name) for name, (label, form) in NAMES.items())
+    return "   ".join(f"{label} {form.format(metrics[name])}" for label, form, name in shown if name in metrics)
 
 
 def samples(run: Run) -> list[tuple[str, str]]:

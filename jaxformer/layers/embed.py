@@ -65,7 +65,8 @@ class Embedding(nn.Module):
 
     def _vectors(self, ids_BT: jax.Array) -> jax.Array:
         if isinstance(self.tokens, Int8Matrix):
-            return dequantized(Int8Matrix(*(part[ids_BT] for part in self.tokens)), self.dtype)
+            values_VD, scales_V = _rows(self.tokens.values, "vocab"), constrain(self.tokens.scales, "vocab")
+            return dequantized(Int8Matrix(values_VD[ids_BT], scales_V[ids_BT]), self.dtype)
         return _rows(self.tokens.astype(self.dtype), "vocab")[ids_BT]
 
     def _table(self, name: str, axis: str | None, rows: int) -> jax.Array | Int8Matrix:

@@ -71,7 +71,7 @@ def train(config: RunConfig, console: Console | None = None) -> Run:
             state, start = jax.jit(lambda: init_state(config, optimizer), out_shardings=shardings)(), 0
         if start >= config.train.steps:
             console.print(_complete(workdir, start))
-            return Run(config, model, state.best_params, tokenizer, start)
+            return Run(config, model, state.best_params, tokenizer, start, mesh if mesh.size > 1 else None)
         write_run_files(config, tokenizer)  # not before everything a config can get wrong has been checked
         _announce(console, config, start, state.params)
 
@@ -112,7 +112,7 @@ def train(config: RunConfig, console: Console | None = None) -> Run:
                 batches.close()
 
     # ------------------------------------------------------------ report
-    run = Run(config, model, state.best_params, tokenizer, step)
+    run = Run(config, model, state.best_params, tokenizer, step, mesh if mesh.size > 1 else None)
     if step < steps:
         console.print(f"stopped at step {step}; the same command continues from there")
         return run

@@ -83,7 +83,7 @@ def _memory(field: str) -> float:
 
 
 def _our_step(overrides: list[str]):
-    from jaxformer.bench import TrainBench, default_config
+    from jaxformer.bench.train import TrainBench, default_config
     from jaxformer.config import apply_overrides
 
     return TrainBench(apply_overrides(default_config(), overrides)).step

@@ -112,6 +112,73 @@ def test_generate_and_evaluate_need_only_the_directory(finished):
     assert json.loads((finished / "evaluation.json").read_text())["step"] == 8
 
 
+def test_quantized_weights_are_measured(finished):
+    output = jaxformer("evaluate", finished, "--weights", "int8")
+    assert "int8 weights: held-out perplexity" in output
+    assert "nats a token" in output
+    metrics = json.loads((finished / "evaluation.json").read_text())
+    assert metrics["int8_heldout_loss"] == pytest.approx(metrics["heldout_loss"], rel=0.01)
+
+
+def test_generate_from_file_to_file_survives_an_interrupt(finished, tmp_path):
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps({"prompt": f"document {i}"}) + "\n" for i in range(400)) + "no JSON\n")
+    arguments = ["generate", finished, "--input", source, "--output", target, "--max-new-tokens", "40"]
+    command = [sys.executable, "-m", "jaxformer.cli", *map(str, arguments)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+    wait_for(lambda: target.exists() and target.stat().st_size > 0, process)
+    process.send_signal(signal.SIGINT)
+    assert "Traceback" not in process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    kept = target.read_text().splitlines()
+    assert 0 < len(kept) < 401
+    assert all(json.loads(line)["error"] is None for line in kept)
+    jaxformer(*arguments)
+    whole = target.read_text().splitlines()
+    assert whole[: len(kept)] == kept
+    assert [json.loads(line)["line"] for line in whole] == list(range(1, 402))
+    assert "not a line of JSON" in json.loads(whole[-1])["error"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--prompt", "a", "--output", "x"], "go together"),
+        (["--input", "none.jsonl", "--output", "x.jsonl"], "none.jsonl: there is no such file"),
+        (["--prompt", "a", "--top-p", "1.5"], "top_p=1.5: must be in (0, 1]"),
+        (["--prompt", "a", "--beams", "2", "--temperature", "1"], "num_beams=2 with temperature=1.0"),
+        (["--prompt", "a", "--log-probs", "1"], "--log-probs: only with"),
+    ],
+)
+def test_mistakes_of_generate_are_one_clear_line(finished, arguments, expected):
+    message = jaxformer("generate", finished, *arguments, fails=True)
+    assert expected in message
+    assert "Traceback" not in message
+
+
+def test_the_second_start_compiles_nothing(finished, tmp_path):
+    """Programs are kept in the user's cache directory, unless that is turned off."""
+    arguments = ["generate", str(finished), "--prompt", "document", "--max-new-tokens", "5"]
+    clean = {name: value for name, value in environment().items() if not name.startswith("JAX_")}
+    clean |= {"JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": str(tmp_path / "cache"), "JAX_LOG_COMPILES": "1"}
+
+    def start(**more: str) -> tuple[str, int]:
+        command = [sys.executable, "-m", "jaxformer.cli", *arguments]
+        result = subprocess.run(command, capture_output=True, text=True, env=clean | more, timeout=300)
+        assert result.returncode == 0, result.stderr
+        return result.stdout, result.stderr.count("Persistent compilation cache hit")
+
+    off, hits = start(JAXFORMER_COMPILE_CACHE="off")
+    assert not (tmp_path / "cache").exists()
+    assert hits == 0
+    cold, _ = start()
+    programs = sorted((tmp_path / "cache" / "jaxformer" / "compiled").glob("*-cache"))
+    warm, hits = start()
+    assert programs == sorted((tmp_path / "cache" / "jaxformer" / "compiled").glob("*-cache"))
+    assert hits >= len(programs) > 2
+    assert off == cold == warm
+
+
 def test_prepared_data_gives_the_same_run(config_file, finished, tmp_path):
     workdir = tmp_path / "prepared"
     assert "training tokens" in jaxformer("prepare", config_file, f"workdir={workdir}")

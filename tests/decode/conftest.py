@@ -1,5 +1,8 @@
 """Tiny untrained runs of both decoding shapes: random weights are the hardest case for exactness."""
 
+from collections.abc import Callable
+from functools import cache
+
 import jax
 import pytest
 
@@ -61,15 +64,37 @@ def untrained(model: ModelConfig) -> Run:
 
 
 @pytest.fixture(scope="session", params=sorted(MODELS))
-def run(request) -> Run:
-    return untrained(MODELS[request.param]())
+def run(request, run_of) -> Run:
+    return run_of(request.param)
 
 
 @pytest.fixture(scope="session")
-def decoder_run() -> Run:
-    return untrained(MODELS["learned"]())
+def make_run() -> Callable[[ModelConfig], Run]:
+    return untrained
 
 
 @pytest.fixture(scope="session")
-def translator() -> Run:
-    return untrained(MODELS["encoder-decoder"]())
+def run_of() -> Callable[[str], Run]:
+    """A run by the name of its model, made once."""
+    return cache(lambda name: untrained(MODELS[name]()))
+
+
+@pytest.fixture(scope="session")
+def decoder_run(run_of) -> Run:
+    return run_of("learned")
+
+
+@pytest.fixture(scope="session")
+def ring_run(run_of) -> Run:
+    return run_of("rope")
+
+
+@pytest.fixture(scope="session")
+def translator(run_of) -> Run:
+    return run_of("encoder-decoder")
+
+
+@pytest.fixture(scope="session", params=["decoder_run", "translator"])
+def either_run(request) -> Run:
+    """One of each shape, for what has nothing to do with positions and windows."""
+    return request.getfixturevalue(request.param)

@@ -1,7 +1,4 @@
-"""Speed of training and of the input pipeline on this machine, as numbers.
-
-Comparisons with peers live in `tests/bench`; they drive the same `TrainBench`.
-"""
+"""Speed and memory of one train step."""
 
 import resource
 import statistics
@@ -22,8 +19,6 @@ from jaxformer.config import (
     apply_overrides,
     load_run_file,
 )
-from jaxformer.data import build_set, make_loader, make_tokenizer, open_source
-from jaxformer.errors import UserError
 from jaxformer.layers import Transformer, abstract_params
 from jaxformer.models.gpt2 import gpt2
 from jaxformer.run import make_runtime
@@ -92,14 +87,7 @@ def random_batch(config: RunConfig) -> dict[str, np.ndarray]:
     return batch | {"inputs": inputs, "input_positions": np.cumsum(ones, axis=1) - 1, "input_segments": ones}
 
 
-def bench(what: str, config_file: str | None, overrides: Sequence[str], repeats: int) -> str:
-    """One line of results for people."""
-    if repeats < 1:
-        raise UserError(f"--repeats {repeats}: must be at least 1")
-    return {"train": _bench_train, "data": _bench_data}[what](config_file, overrides, repeats)
-
-
-def _bench_train(config_file: str | None, overrides: Sequence[str], repeats: int) -> str:
+def bench_train(config_file: str | None, overrides: Sequence[str], repeats: int) -> str:
     config = load_run_file(config_file) if config_file else default_config()
     config = apply_overrides(config, overrides)
     config.check_data()
@@ -115,24 +103,4 @@ def _bench_train(config_file: str | None, overrides: Sequence[str], repeats: int
         f"arguments {memory.argument_size_in_bytes / 2**20:.0f} MiB, "
         f"temporary {memory.temp_size_in_bytes / 2**20:.0f} MiB; "
         f"peak resident {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10:.0f} MiB"
-    )
-
-
-def _bench_data(config_file: str | None, overrides: Sequence[str], repeats: int) -> str:
-    if config_file is None:
-        raise UserError("bench data measures the input pipeline of a config: add --config configs/quickstart.py")
-    config = load_run_file(config_file, overrides)
-    started = time.perf_counter()
-    tokenizer = make_tokenizer(config, open_source(config.data.train))
-    packed = build_set(config, tokenizer, config.data.train)
-    built = time.perf_counter() - started
-    loader, num_batches = make_loader(config, packed), 200
-    rates = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        tokens = sum(float(batch["weights"].sum()) for batch in loader.iterate(0, num_batches))
-        rates.append(tokens / (time.perf_counter() - started))
-    return (
-        f"input: best {max(rates):,.0f} tokens/s, median {statistics.median(rates):,.0f} of {repeats} times "
-        f"{num_batches} batches; tokenizer, tokenising and packing {packed.num_tokens:,} tokens took {built:.1f} s"
     )

@@ -1,0 +1,29 @@
+"""Speed of the input pipeline of a config."""
+
+import statistics
+import time
+from collections.abc import Sequence
+
+from jaxformer.config import load_run_file
+from jaxformer.data import build_set, make_loader, make_tokenizer, open_source
+from jaxformer.errors import UserError
+
+
+def bench_data(config_file: str | None, overrides: Sequence[str], repeats: int) -> str:
+    if config_file is None:
+        raise UserError("bench data measures the input pipeline of a config: add --config configs/quickstart.py")
+    config = load_run_file(config_file, overrides)
+    started = time.perf_counter()
+    tokenizer = make_tokenizer(config, open_source(config.data.train))
+    packed = build_set(config, tokenizer, config.data.train)
+    built = time.perf_counter() - started
+    loader, num_batches = make_loader(config, packed), 200
+    rates = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        tokens = sum(float(batch["weights"].sum()) for batch in loader.iterate(0, num_batches))
+        rates.append(tokens / (time.perf_counter() - started))
+    return (
+        f"input: best {max(rates):,.0f} tokens/s, median {statistics.median(rates):,.0f} of {repeats} times "
+        f"{num_batches} batches; tokenizer, tokenising and packing {packed.num_tokens:,} tokens took {built:.1f} s"
+    )

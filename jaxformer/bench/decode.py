@@ -1,0 +1,161 @@
+"""Speed of generation: tokens a second, how near memory lets them come, time to the first, and what is compiled."""
+
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxformer.config import ModelConfig, RunConfig
+from jaxformer.decode.requests import generate, search
+from jaxformer.errors import UserError
+from jaxformer.layers import Transformer, init_params
+from jaxformer.models import preset
+from jaxformer.run import Run, quantized_run
+
+COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is generated; weights are random and nothing ends before its time."""
+
+    preset: str = "gpt2-124m"
+    batch: int = 1
+    prompt: int = 32
+    new: int = 64
+    beams: int = 1
+    weights: str | None = None
+
+    def __str__(self) -> str:
+        how = "greedy" if self.beams == 1 else f"beam {self.beams}"
+        size = f"batch {self.batch}, {self.prompt} + {self.new} tokens"
+        return f"{self.preset}, {self.weights or 'float32'}, {how}, {size}"
+
+
+DEFAULTS = (
+    Case(),
+    Case(batch=8),
+    Case(weights="int8"),
+    *(
+        Case("marian-opus-en-de", batch, prompt=20, new=24, beams=beams)
+        for beams, batch in ((1, 1), (1, 32), (4, 1), (4, 32))
+    ),
+)
+
+
+class DecodeBench:
+    """A model with random weights, and the prompts of a case."""
+
+    def __init__(self, case: Case, run: Run | None = None) -> None:
+        self.case = case
+        self.run = random_run(case) if run is None else run
+        rng, vocab_size = np.random.default_rng(0), self.run.config.model.vocab_size
+        self.prompts = rng.integers(3, vocab_size - 1, (case.batch, case.prompt)).tolist()
+        with _compilations() as compiled:
+            self.first_token()
+            self.generate()
+        self.compile_seconds, self.num_programs = sum(compiled), len(compiled)
+
+    def generate(self) -> float:
+        """Seconds from prompts to the last token."""
+        return self._timed(self.case.new)
+
+    def first_token(self) -> float:
+        """Seconds from prompts to the first token of each, all programs being compiled."""
+        return self._timed(1)
+
+    def _timed(self, new: int) -> float:
+        started = time.perf_counter()
+        if self.case.beams == 1:
+            outputs = generate(self.run, self.prompts, new, batch_size=self.case.batch)
+        else:
+            rows = self.case.batch * self.case.beams
+            found = search(self.run, self.prompts, new, num_beams=self.case.beams, batch_size=rows)
+            outputs = [hypotheses[0].output for hypotheses in found]
+        seconds = time.perf_counter() - started
+        assert all(len(output) == new for output in outputs)
+        return seconds
+
+    @property
+    def bytes_per_step(self) -> int:
+        """What a token step cannot but read: the decoder's weights, and its caches at half their length."""
+        model, params = self.run.decoding
+        table = params["embedding"]["tokens"] if model.config.head.tied else ()
+        weights = _nbytes((params["decoder"], params.get("head"), table))
+        attention, rows = model.config.decoder.block(0).attention, self.case.batch * self.case.beams
+        vector = attention.kv_heads * attention.head_dim * jnp.dtype(model.runtime.dtype).itemsize * 2
+        own = rows * (self.case.new / 2 + (0 if model.config.encoder else self.case.prompt)) * vector
+        source = self.case.batch * self.case.prompt * vector if model.config.encoder else 0
+        return int(weights + model.config.decoder.num_layers * (own + source))
+
+
+def random_run(case: Case) -> Run:
+    """A preset with fresh weights and no token that ends a text."""
+    model = endless(preset(case.preset))
+    params = jax.jit(lambda: init_params(model, jax.random.key(0)))()
+    run = Run(RunConfig(model=model), Transformer(model), params, None, 0)
+    return run if case.weights is None else quantized_run(run, case.weights)
+
+
+def endless(model: ModelConfig) -> ModelConfig:
+    special = model.special.model_copy(update={"eos": (), "bos": 0, "decoder_start": 0})
+    return model.model_copy(update={"special": special})
+
+
+def copy_bandwidth(num_bytes: int = 2**28, repeats: int = 7) -> float:
+    """Bytes read and written a second by a program that does nothing else."""
+    array = jnp.ones(num_bytes // 4)
+    step, seconds = jax.jit(jnp.negative, donate_argnums=0), []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        array = jax.block_until_ready(step(array))
+        seconds.append(time.perf_counter() - started)
+    return 2 * num_bytes / min(seconds)
+
+
+def bench_decode(case: Case | None, repeats: int) -> Iterator[str]:
+    """A line a case."""
+    for each in DEFAULTS if case is None else (case,):
+        if each.batch < 1 or each.prompt < 1 or each.new < 2:
+            raise UserError(f"bench decode: {each}: needs a batch and a prompt of at least 1 and 2 new tokens")
+        yield _line(DecodeBench(each), repeats)
+
+
+def _line(bench: DecodeBench, repeats: int) -> str:
+    case, bandwidth = bench.case, copy_bandwidth()
+    whole, first = ([run() for _ in range(repeats)] for run in (bench.generate, bench.first_token))
+    bandwidth = max(bandwidth, copy_bandwidth())
+    step = (min(whole) - min(first)) / (case.new - 1)
+    limit = bench.bytes_per_step / bandwidth
+    best, median = (case.batch * case.new / seconds for seconds in (min(whole), statistics.median(whole)))
+    return (
+        f"{case}: {best:,.0f} tokens/s (median {median:,.0f} of {repeats}); a step {step * 1e3:.1f} ms, memory allows "
+        f"{limit * 1e3:.1f} ms ({bench.bytes_per_step / 1e6:.0f} MB at {bandwidth / 1e9:.1f} GB/s): "
+        f"{limit / step:.0%}; first token after {min(first) * 1e3:.0f} ms; "
+        f"{bench.num_programs} programs compiled in {bench.compile_seconds:.1f} s"
+    )
+
+
+def _nbytes(tree: object) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+
+
+@contextmanager
+def _compilations() -> Iterator[list[float]]:
+    """Seconds of every compilation within."""
+    seconds: list[float] = []
+
+    def listen(event: str, duration: float, **_: object) -> None:
+        if event == COMPILED:
+            seconds.append(duration)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield seconds
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)

@@ -1,0 +1,241 @@
+"""Caches by themselves: what a ring keeps, prompts read in parts, keys and values as whole numbers."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxformer as jf
+from jaxformer import Run, forward, generate, search
+from jaxformer.config import AttentionConfig, BlockConfig, MlpConfig, ModelConfig, NormConfig, Rope, StackConfig
+from jaxformer.decode import batch
+from jaxformer.decode.batch import prompt_of, read_prompt
+from jaxformer.decode.cache import FullCache, Int8, RingCache, make_caches
+from jaxformer.decode.generate import Prompt, Rows, prefill, prefill_more, token_step
+from jaxformer.errors import UserError
+from jaxformer.layers import Runtime
+from jaxformer.layers.attention import KeysValues
+from jaxformer.ops.attention import attend
+from jaxformer.typing import tokens_from_ids
+
+WINDOW = 4  # of every other layer of `ring_run`
+LENGTHS = np.array([19, 3, 11, 1], np.int32)
+IDS = np.random.default_rng(0).integers(3, 250, (4, 20)).astype(np.int32)
+LATER = np.random.default_rng(1).integers(3, 250, (9, 4)).astype(np.int32)
+CAPACITY = 32
+
+step = jax.jit(token_step, static_argnums=0)
+
+
+def with_cache(run: Run, cache: str) -> Run:
+    model = run.model.clone(runtime=replace(run.model.runtime, cache=cache))
+    return Run(run.config, model, run.params, run.tokenizer, 0)
+
+
+# ---------------------------------------------------------------- a ring
+@pytest.mark.parametrize("length", [5, 32, 10_000])
+def test_a_ring_is_as_large_as_its_window_whatever_the_length(ring_run, length):
+    caches = jax.eval_shape(lambda: make_caches(ring_run.config.model, 3, length, Runtime()))
+    kinds = [type(layer.attention) for layer in caches]
+    assert kinds == [RingCache, FullCache, RingCache]
+    shapes = [{leaf.shape for leaf in jax.tree.leaves(layer)} for layer in caches]
+    assert shapes == [{(3, 2, WINDOW, 8)}, {(3, 2, length, 8)}, {(3, 2, WINDOW, 8)}]
+
+
+@pytest.mark.parametrize("length", [3, 4])
+def test_rows_within_the_window_need_no_ring(ring_run, length):
+    caches = jax.eval_shape(lambda: make_caches(ring_run.config.model, 3, length, Runtime()))
+    assert {type(layer.attention) for layer in caches} == {FullCache}
+
+
+def _in_parts(run: Run, ids: np.ndarray, lengths: np.ndarray, size: int) -> tuple[Rows, jax.Array]:
+    """The prompts read so many tokens at a time."""
+    model, params = run.decoding
+    first = Prompt(ids[:, :size], np.minimum(lengths, size))
+    rows, logits_BV = prefill(model, params, first, capacity=CAPACITY)
+    for start in range(size, ids.shape[1], size):
+        part, left = ids[:, start : start + size], np.clip(lengths - start, 0, size)
+        rows, logits_BV = prefill_more(model, params, rows, logits_BV, part, left)
+    return rows, logits_BV
+
+
+@pytest.mark.parametrize("size", [20, WINDOW + 1, WINDOW, 2])
+def test_parts_of_any_size_give_the_full_forward(ring_run, size):
+    """Rows that end in an earlier part keep what they have; then all go on, twice round the window."""
+    model, params = ring_run.decoding
+    rows, logits_BV = _in_parts(ring_run, IDS, LENGTHS, size)
+    assert np.array_equal(rows.lengths_B, LENGTHS)
+    wanted_BTV = _whole(ring_run)
+    for token_B in LATER:
+        _check_close(logits_BV, wanted_BTV[np.arange(4), rows.lengths_B - 1])
+        rows, logits_BV = step(model, params, rows, token_B)
+
+
+def _whole(run: Run) -> np.ndarray:
+    """Logits of the full forward over prompts and what follows them."""
+    ids = np.zeros((4, CAPACITY), np.int32)
+    for i, length in enumerate(LENGTHS):
+        row = [*IDS[i, :length], *LATER[:, i]]
+        ids[i, : len(row)] = row
+    return np.asarray(forward(run, ids, mask=np.arange(CAPACITY) < LENGTHS[:, None] + len(LATER)))
+
+
+def _check_close(found: np.ndarray, wanted: np.ndarray, tolerance: float = 1e-5) -> None:
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("size", [WINDOW + 1, 2])
+def test_parts_of_whole_numbers_give_what_all_at_once_gives(ring_run, size):
+    """Rounding may go either way where a product is summed in another order: one step of one number."""
+    run = with_cache(ring_run, "int8")
+    model, params = run.decoding
+    (rows, logits_BV), (whole, wanted_BV) = _in_parts(run, IDS, LENGTHS, size), _in_parts(run, IDS, LENGTHS, 20)
+    for token_B in LATER:
+        _check_close(logits_BV, wanted_BV, 1e-4)
+        rows, logits_BV = step(model, params, rows, token_B)
+        whole, wanted_BV = step(model, params, whole, token_B)
+
+
+@pytest.mark.parametrize("cache", ["dtype", "int8"])
+def test_one_token_at_a_time_gives_what_all_at_once_gives(ring_run, cache):
+    run = with_cache(ring_run, cache)
+    lengths = np.full(4, 20, np.int32)
+    wanted_BV = _in_parts(run, IDS, lengths, 20)[1]
+    rows, logits_BV = prefill(*run.decoding, Prompt(IDS[:, :1], np.ones_like(lengths)), capacity=CAPACITY)
+    for token_B in IDS.T[1:]:
+        rows, logits_BV = step(*run.decoding, rows, token_B)
+    _check_close(logits_BV, wanted_BV, 1e-5 if cache == "dtype" else 1e-4)
+
+
+def test_a_ring_keeps_the_last_of_each_row_and_no_padding():
+    """Every vector is its index: row by row, part by part, place i holds the last index that is i modulo the size."""
+    empty = jnp.full((3, 1, 5, 1), -1.0)
+    ring, starts = RingCache(empty, empty, 5), np.zeros(3, np.int32)
+    for lengths in ([2, 7, 0], [1, 0, 12], [6, 4, 3], [0, 0, 1]):
+        index = starts[:, None] + np.arange(12)
+        new = np.where(np.arange(12) < np.array(lengths)[:, None], index, 99)[:, None, :, None].astype(np.float32)
+        ring, _, _ = ring.extend(KeysValues(new, new), jnp.asarray(starts), jnp.asarray(lengths), 5)
+        starts = starts + np.array(lengths, np.int32)
+        for row, end in enumerate(starts):
+            wanted = np.full(5, -1.0)
+            for i in range(end):
+                wanted[i % 5] = i
+            np.testing.assert_array_equal(ring.k[row, 0, :, 0], wanted)
+            np.testing.assert_array_equal(ring.v[row, 0, :, 0], wanted)
+
+
+# ---------------------------------------------------------------- prompts in parts
+def _logits(run: Run, prompts: list[list[int]], capacity: int) -> np.ndarray:
+    return np.asarray(read_prompt(run, prompt_of(run, prompts, len(prompts)), capacity)[1])
+
+
+@pytest.mark.parametrize("part", [8, 16])
+def test_prompts_read_in_parts_give_the_same(run, part, monkeypatch):
+    """Rows that end in the first part, at its end, and close before a capacity that is no multiple of a part."""
+    prompts = [[*IDS[i], *IDS[i]][:n] for i, n in enumerate((3, 8, 20, 23))]
+    plain = _logits(run, prompts, 24), generate(run, prompts, 1), generate(run, prompts, 8)
+    monkeypatch.setattr(batch, "PART", part)
+    _check_close(_logits(run, prompts, 24), plain[0])
+    assert (generate(run, prompts, 1), generate(run, prompts, 8)) == plain[1:]
+
+
+def test_beams_start_from_prompts_read_in_parts(decoder_run, monkeypatch):
+    prompts = [IDS[0, :19].tolist(), IDS[1, :3].tolist()]
+    whole = search(decoder_run, prompts, 4, num_beams=2)
+    monkeypatch.setattr(batch, "PART", 8)
+    for found, wanted in zip(search(decoder_run, prompts, 4, num_beams=2), whole, strict=True):
+        assert [each.output for each in found] == [each.output for each in wanted]
+        np.testing.assert_allclose([each.score for each in found], [each.score for each in wanted], atol=1e-5)
+
+
+def test_reading_a_part_needs_memory_for_its_own_scores_only(ring_run):
+    """Beside the cache, which is given away: the part's scores over all keys and a copy of keys and values."""
+    model, params = ring_run.decoding
+    B, T, layer = 2, 32, model.config.decoder.blocks[1].attention
+
+    def temporary(capacity: int) -> int:
+        shapes = jax.eval_shape(
+            lambda: Rows(make_caches(model.config, B, capacity, model.runtime), jnp.zeros(B, jnp.int32), None)
+        )
+        logits_BV = jax.ShapeDtypeStruct((B, model.config.vocab_size), jnp.float32)
+        ids_BT, lengths_B = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((B, T), (B,)))
+        compiled = prefill_more.lower(model, params, shapes, logits_BV, ids_BT, lengths_B).compile()
+        memory = compiled.memory_analysis()
+        assert memory.alias_size_in_bytes >= sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+        return memory.temp_size_in_bytes
+
+    scores = 4 * B * layer.num_heads * T  # bytes for each key, before the softmax and after it
+    stored = 4 * B * layer.kv_heads * layer.head_dim  # bytes of a key, and of its value
+    assert temporary(1024) - temporary(256) <= (1024 - 256) * 2 * (scores + stored)
+
+
+# ---------------------------------------------------------------- whole numbers
+def _rounded(x_BKSH: np.ndarray) -> np.ndarray:
+    """Each vector in 127 steps of its largest value to either side."""
+    unit = np.abs(x_BKSH).max(axis=-1, keepdims=True) / 127
+    return np.round(x_BKSH / np.where(unit > 0, unit, 1)) * unit
+
+
+def test_whole_numbers_have_one_scale_a_head_and_token(ring_run):
+    caches = jax.eval_shape(lambda: make_caches(ring_run.config.model, 3, 16, Runtime(cache="int8")))
+    for layer, size in zip(caches, (WINDOW, 16, WINDOW), strict=True):
+        for part in (layer.attention.k, layer.attention.v):
+            assert isinstance(part, Int8)
+            assert (part.values.shape, part.values.dtype) == ((3, 2, size, 8), jnp.int8)
+            assert (part.scales.shape, part.scales.dtype) == ((3, 2, size, 1), jnp.float32)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_attention_over_whole_numbers_is_attention_over_rounded_keys_and_values(window):
+    """By hand: a softmax over all rounded keys, against a cache that is filled in parts and token by token."""
+    rng, T = np.random.default_rng(0), 9
+    q, k, v = (rng.normal(size=shape).astype(np.float32) for shape in ((2, T, 4, 8), (2, 2, T, 8), (2, 2, T, 8)))
+    k[0, 0, 2] = 0.0  # no scale at all
+    config = AttentionConfig(num_heads=4, num_kv_heads=2, head_dim=8, causal=True, position=Rope(), window=window)
+    found = []
+    cache = make_caches(_one_layer(config), 2, 16, Runtime(cache="int8"))[0].attention
+    for start, stop in ((0, 4), (4, 6), *((i, i + 1) for i in range(6, T))):
+        new = KeysValues(jnp.asarray(k[:, :, start:stop]), jnp.asarray(v[:, :, start:stop]))
+        at, count = jnp.full(2, start), jnp.full(2, stop - start)
+        cache, seen, mask = cache.extend(new, at, count, window)
+        found.append(attend(jnp.asarray(q[:, start:stop]), *seen, mask, scale=0.5))
+    np.testing.assert_allclose(np.concatenate(found, axis=1), _attended(q, k, v, window), rtol=0, atol=1e-5)
+
+
+def _one_layer(attention: AttentionConfig) -> ModelConfig:
+    block = BlockConfig(attention=attention, mlp=MlpConfig(dim=8, activation="silu"), norm=NormConfig(kind="rms"))
+    return ModelConfig(vocab_size=8, embed_dim=8, decoder=StackConfig(num_layers=1, pattern=(block,)))
+
+
+def _attended(q_BTNH: np.ndarray, k_BKSH: np.ndarray, v_BKSH: np.ndarray, window: int | None) -> np.ndarray:
+    k_BNSH, v_BNSH = (np.repeat(_rounded(x.astype(np.float64)), 2, axis=1) for x in (k_BKSH, v_BKSH))
+    scores_BNTS = 0.5 * np.einsum("BTNH,BNSH->BNTS", q_BTNH, k_BNSH)
+    distance_TS = np.arange(k_BNSH.shape[2])[:, None] - np.arange(k_BNSH.shape[2])
+    seen_TS = (distance_TS >= 0) & (distance_TS < (window or 99))
+    p_BNTS = np.where(seen_TS, np.exp(scores_BNTS), 0.0)
+    return np.einsum("BNTS,BNSH->BTNH", p_BNTS / p_BNTS.sum(axis=-1, keepdims=True), v_BNSH)
+
+
+def test_logits_from_whole_numbers_are_near_those_of_floats(run):
+    """Mean distances found are 0.002 to 0.03 of the logits' spread, with weights that are larger than any trained."""
+    source = tokens_from_ids(jnp.asarray(IDS[:, :9])) if run.config.model.encoder is not None else None
+    prompt = Prompt(IDS, LENGTHS, source)
+    plain, rounded = (
+        np.asarray(prefill(*with_cache(run, kind).decoding, prompt, capacity=CAPACITY)[1]) for kind in ("dtype", "int8")
+    )
+    distance = np.abs(rounded - plain).mean() / plain.std()
+    assert 0.0 < distance < 0.05
+
+
+def test_rows_of_whole_numbers_do_not_depend_on_their_batch(ring_run):
+    run = with_cache(ring_run, "int8")
+    prompts = [IDS[i, :n].tolist() for i, n in enumerate((3, 8, 13, 16))]
+    settings = {"max_new_tokens": 8, "temperature": 1.0, "seed": 2}
+    assert generate(run, prompts, **settings) == [generate(run, [row], **settings)[0] for row in prompts]
+
+
+def test_other_kinds_of_caches_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"cache='int4': must be 'int8' or none"):
+        jf.load(tmp_path, cache="int4")

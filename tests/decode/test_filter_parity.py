@@ -1,0 +1,119 @@
+"""Filters through whole searches against transformers' `generate`: beams with their scores, and greedy rows."""
+
+import numpy as np
+import pytest
+
+import jaxformer as jf
+from jaxformer.zoo.samples import SAMPLES
+
+NUM_BEAMS, NEW = 4, 8
+# Ours, and what transformers calls it.
+BOTH_SHAPES = [
+    ({"repetition_penalty": 1.7}, {"repetition_penalty": 1.7}),
+    ({"no_repeat_ngram": 2}, {"no_repeat_ngram_size": 2}),
+    (
+        {"min_new_tokens": 6, "bias": {1: 9.0, 2: 9.0}},  # both models' ends, which seldom come by themselves
+        {"min_new_tokens": 6, "sequence_bias": [[[1], 9.0], [[2], 9.0]]},
+    ),
+    ({"forced_last": 2}, {"forced_eos_token_id": 2}),
+    (
+        {"repetition_penalty": 1.3, "no_repeat_ngram": 1, "banned": range(10, 60)},
+        {"repetition_penalty": 1.3, "no_repeat_ngram_size": 1, "bad_words_ids": [[i] for i in range(10, 60)]},
+    ),
+]
+ENCODER_DECODER = [
+    ({"forced_first": 17}, {"forced_bos_token_id": 17}),
+    (
+        {"forced_first": 17, "forced_last": 1, "no_repeat_ngram": 2},
+        {"forced_bos_token_id": 17, "forced_eos_token_id": 1, "no_repeat_ngram_size": 2},
+    ),
+]
+CASES = [("gpt2", *pair) for pair in BOTH_SHAPES] + [("t5", *pair) for pair in BOTH_SHAPES + ENCODER_DECODER]
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    """transformers' random models and the same weights here."""
+    directories = {name: tmp_path_factory.mktemp(name) for name in ("gpt2", "t5")}
+    return {name: (SAMPLES[name].save(path), jf.load(path)) for name, path in directories.items()}
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    rng = np.random.default_rng(4)
+    return [rng.integers(3, 90, length).tolist() for length in (1, 4, 7, 11) * 5]
+
+
+def theirs(model, prompts: list[list[int]], num_beams: int, **settings) -> dict[tuple[int, ...], tuple]:
+    """By prompt their outputs, new tokens only and cut before eos, and with beams their scores."""
+    found = {}
+    for length in {len(prompt) for prompt in prompts}:  # padding would be tokens for their penalties
+        same = [prompt for prompt in prompts if len(prompt) == length]
+        rows, scores = _theirs(model, same, num_beams, **settings)
+        for i, prompt in enumerate(same):
+            own = slice(i * num_beams, (i + 1) * num_beams)
+            found[tuple(prompt)] = rows[own], None if scores is None else scores[own]
+    return found
+
+
+def _theirs(model, prompts: list[list[int]], num_beams: int, **settings):
+    import torch
+
+    ids = torch.tensor(prompts)
+    found = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=NEW,
+        num_beams=num_beams,
+        num_return_sequences=num_beams,
+        do_sample=False,
+        pad_token_id=0,
+        use_cache=model.config.model_type != "t5",  # transformers makes as many caches as T5 has encoder layers
+        return_dict_in_generate=True,
+        output_scores=True,
+        **settings,
+    )
+    start = 1 if model.config.is_encoder_decoder else ids.shape[1]
+    eos = model.generation_config.eos_token_id
+    rows = [row[start:] for row in found.sequences.tolist()]
+    return [row[: row.index(eos)] if eos in row else row for row in rows], found.get("sequences_scores")
+
+
+@pytest.fixture(scope="module")
+def plain(pairs, prompts) -> dict[str, list[list[int]]]:
+    """Greedy outputs without a filter."""
+    return {name: jf.generate(run, prompts, NEW, batch_size=8) for name, (_, run) in pairs.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "ours", "expected"), CASES, ids=[f"{name}-{'-'.join(ours)}" for name, ours, _ in CASES]
+)
+def test_greedy(pairs, prompts, plain, name, ours, expected):
+    model, run = pairs[name]
+    found = jf.generate(run, prompts, NEW, batch_size=8, **ours)
+    wanted = theirs(model, prompts, 1, **expected)
+    assert found == [wanted[tuple(prompt)][0][0] for prompt in prompts]
+    assert found != plain[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "ours", "expected"), CASES, ids=[f"{name}-{'-'.join(ours)}" for name, ours, _ in CASES]
+)
+def test_beams(pairs, prompts, name, ours, expected):
+    model, run = pairs[name]
+    searched = jf.search(run, prompts, NEW, num_beams=NUM_BEAMS, batch_size=NUM_BEAMS * len(prompts), **ours)
+    wanted = theirs(model, prompts, NUM_BEAMS, **expected)
+    for prompt, found in zip(prompts, searched, strict=True):
+        rows, scores = wanted[tuple(prompt)]
+        assert [hypothesis.output for hypothesis in found] == rows
+        np.testing.assert_allclose([hypothesis.score for hypothesis in found], scores, atol=1e-4)
+
+
+def test_requests_with_filters_of_their_own_share_a_search(pairs, prompts):
+    _, run = pairs["t5"]
+    asked = [jf.Request(ids, **BOTH_SHAPES[i % len(BOTH_SHAPES)][0]) for i, ids in enumerate(prompts[:8])]
+    together = jf.search(run, asked, NEW, num_beams=NUM_BEAMS)
+    for request, found in zip(asked[:2], together, strict=False):
+        alone = jf.search(run, [request], NEW, num_beams=NUM_BEAMS)[0]
+        assert [hypothesis.output for hypothesis in alone] == [hypothesis.output for hypothesis in found]
+        np.testing.assert_allclose([h.score for h in alone], [h.score for h in found], atol=1e-5)

@@ -1,0 +1,90 @@
+"""Runs with matrices of whole numbers: every function of the API, from a run directory and in memory."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxformer as jf
+from jaxformer import Run
+from jaxformer.checkpoint import Checkpoints
+from jaxformer.config import CheckpointConfig, save_json
+from jaxformer.decode.generate import Prompt, prefill, token_step
+from jaxformer.errors import UserError
+from jaxformer.layers.quantized import is_quantized
+from jaxformer.ops.quantized import Int8Matrix
+from jaxformer.typing import tokens_from_ids
+
+TEXTS = ["a", "def parse(", "b\nc"]
+IDS = np.random.default_rng(0).integers(3, 250, (3, 12)).astype(np.int32)
+
+
+@pytest.fixture(scope="module", params=["encoder-decoder", "rope"])
+def pair(request, run_of, tmp_path_factory) -> tuple[Run, Run]:
+    """A run, and what is loaded of its directory as whole numbers."""
+    run, directory = run_of(request.param), tmp_path_factory.mktemp("run")
+    with Checkpoints(directory, CheckpointConfig()) as checkpoints:
+        checkpoints.save(5, {"params": run.params}, run.config, {"step": 5}, None)
+    run.tokenizer.save(directory)
+    save_json(run.config, directory)
+    return run, jf.load(directory, weights="int8")
+
+
+def _inputs(run: Run) -> np.ndarray | None:
+    return IDS[:, :9] if run.config.model.encoder is not None else None
+
+
+def test_a_run_directory_loads_as_whole_numbers(pair):
+    run, whole = pair
+    assert is_quantized(whole.params)
+    assert whole.step == 5
+    before, after = (sum(leaf.nbytes for leaf in jax.tree.leaves(each.params)) for each in pair)
+    assert after < 0.35 * before
+    kernel = whole.params["decoder"]["blocks_0"]["attention"]["out"]["kernel"]
+    assert isinstance(kernel, Int8Matrix)
+    layers, heads, width, embed_dim = run.params["decoder"]["blocks_0"]["attention"]["out"]["kernel"].shape
+    assert kernel.values.shape == (layers, embed_dim, heads, width)
+    assert kernel.scales.shape == (layers, embed_dim)
+
+
+def test_forward_and_scores_are_near_those_of_floats(pair):
+    """These weights are larger than any trained: logits move by a fiftieth of their spread in the mean."""
+    plain, found = (np.asarray(jf.forward(run, IDS, inputs=_inputs(run))) for run in pair)
+    assert 0.0 < np.abs(found - plain).mean() / plain.std() < 0.05
+    inputs = TEXTS if pair[0].config.model.encoder is not None else None
+    plain, found = (np.concatenate(jf.score(run, TEXTS, inputs)) for run in pair)
+    assert 0.0 < np.abs(found - plain).mean() < 0.1
+
+
+def test_cached_logits_equal_the_full_forward_of_whole_numbers(pair):
+    """Digits of an activation are found row by row: the company it is multiplied in does not matter."""
+    run = pair[1]
+    wanted_BTV = np.asarray(jf.forward(run, IDS, inputs=_inputs(run)))
+    source = None if _inputs(run) is None else tokens_from_ids(jnp.asarray(_inputs(run)))
+    rows, logits_BV = prefill(*run.decoding, Prompt(IDS[:, :7], np.array([5, 2, 7], np.int32), source), capacity=16)
+    step = jax.jit(token_step, static_argnums=0)
+    for _ in range(5):
+        lengths_B = np.asarray(rows.lengths_B)
+        # A sum in another order may change the last digit of an activation, 1 / 32258 of a row's largest.
+        np.testing.assert_allclose(logits_BV, wanted_BTV[np.arange(3), lengths_B - 1], rtol=0, atol=1e-3)
+        rows, logits_BV = step(*run.decoding, rows, IDS[np.arange(3), lengths_B])
+
+
+def test_generation_search_and_vectors(pair):
+    run = pair[1]
+    prompts = IDS[:, :9].tolist()
+    together = jf.generate(run, prompts, 8)
+    assert together == [jf.generate(run, [row], 8)[0] for row in prompts]
+    assert "".join(jf.stream(run, prompts[1], max_new_tokens=8)) == run.tokenizer.decode(together[1])
+    for hypotheses in jf.search(run, TEXTS, 6, num_beams=3):
+        scores = [each.score for each in hypotheses]
+        assert scores == sorted(scores, reverse=True)
+        assert np.isfinite(scores).all()
+    if run.config.model.encoder is None:
+        plain, found = (jf.embed(each, TEXTS) for each in pair)
+        assert (plain * found).sum(axis=1).min() > 0.99, "nearly the same directions"
+
+
+def test_other_kinds_of_weights_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"weights='int4': must be 'int8' or none"):
+        jf.load(tmp_path, weights="int4")

@@ -1,0 +1,149 @@
+"""Generation from file to file: order, errors in their place, and going on after a stop."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jaxformer import generate, search
+from jaxformer.decode import jobs
+from jaxformer.decode.beam import BeamSearch
+from jaxformer.decode.jobs import Job, count_lines, generate_file
+from jaxformer.errors import UserError
+
+SETTINGS = {"max_new_tokens": 6}
+LINES = [
+    {"prompt": "def parse(", "id": "first"},
+    {"prompt": "two words", "temperature": 0.8, "seed": 3},
+    {"prompt": "x", "tempreture": 1},
+    {"ids": [5, 6, 7], "max_new_tokens": 3},
+    {"prompt": ["a"]},
+    {"prompt": "both", "ids": [3]},
+    "no object",
+    {"prompt": "b" * 80},
+    {"prompt": "é ü", "num_samples": 2, "temperature": 1.0},
+    {"prompt": "", "log_probs": 2, "bias": {"70": 50.0}},
+    *({"prompt": f"text {i}", "max_new_tokens": 1 + i % 6} for i in range(12)),
+]
+BAD = {
+    3: "tempreture",
+    5: "must be a text",
+    6: "either",
+    7: "not a JSON object",
+    8: "context",
+    23: "not a line of JSON",
+}
+
+
+@pytest.fixture
+def source(tmp_path) -> Path:
+    path = tmp_path / "in.jsonl"
+    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in LINES)
+    path.write_bytes(text.encode() + b"\xff not UTF-8\n" + b"\n  \n" + b'{"prompt": "last"}')
+    return path
+
+
+def answers(run, source: Path, target: Path, job: Job | None = None) -> list[dict]:
+    seen = []
+    job = job or Job(SETTINGS, batch_size=4)
+    count = generate_file(run, source, target, job, "runs/tiny", lambda count, bad: seen.append((count, bad)))
+    found = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
+    assert len(found) == count == count_lines(source)
+    assert [bad for _, bad in seen] == [line["error"] is not None for line in found][len(found) - len(seen) :]
+    return found
+
+
+def test_lines_come_back_in_order_with_their_errors(decoder_run, source, tmp_path):
+    found = answers(decoder_run, source, tmp_path / "out.jsonl")
+    assert [line["line"] for line in found] == [*range(1, len(LINES) + 2), len(LINES) + 4]
+    for line in found:
+        if line["line"] in BAD:
+            assert BAD[line["line"]] in line["error"]
+            assert line["output"] is None
+        else:
+            assert line["error"] is None
+    assert found[0]["id"] == "first"
+    assert found[0]["output"] == generate(decoder_run, ["def parse("], 6)[0]
+    assert found[1]["output"] == generate(decoder_run, ["two words"], 6, temperature=0.8, seed=3)[0]
+    assert found[3]["output"] == generate(decoder_run, [[5, 6, 7]], 3)[0]
+    assert found[8]["output"] == generate(decoder_run, ["é ü"], 6, temperature=1.0, num_samples=2)[0]
+    assert len(found[9]["log_probs"]) == len(found[9]["top"]) == 6
+    assert found[9]["top"][0][0][0] != 70 or found[9]["output"].startswith(chr(70 - 3))
+
+
+def test_a_stopped_job_goes_on_and_ends_the_same(decoder_run, source, tmp_path, monkeypatch):
+    whole = tmp_path / "whole.jsonl"
+    answers(decoder_run, source, whole)
+    content = whole.read_bytes()
+    for size in (0, 10, len(content) // 3, len(content) - 1):  # killed while writing
+        (tmp_path / "out.jsonl").write_bytes(content[:size])
+        (tmp_path / "out.jsonl.job.json").write_bytes((tmp_path / "whole.jsonl.job.json").read_bytes())
+        answers(decoder_run, source, tmp_path / "out.jsonl")
+        assert (tmp_path / "out.jsonl").read_bytes() == content
+
+    def interrupted(*args):
+        for i, answer in enumerate(jobs_answers(*args)):
+            if i == 5:
+                raise KeyboardInterrupt
+            yield answer
+
+    jobs_answers, target = jobs._answers, tmp_path / "stopped.jsonl"
+    with monkeypatch.context() as patch:
+        patch.setattr(jobs, "_answers", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            answers(decoder_run, source, target)
+    assert len(target.read_bytes().splitlines()) == 5
+    assert content.startswith(target.read_bytes())
+    answers(decoder_run, source, target)
+    assert target.read_bytes() == content
+
+
+def test_a_job_does_not_go_on_as_another(decoder_run, source, tmp_path):
+    target = tmp_path / "out.jsonl"
+    answers(decoder_run, source, target)
+    before = target.read_bytes()
+    with pytest.raises(
+        UserError, match=r"another job, its 'settings' was .'max_new_tokens': 6., not .'max_new_tokens'"
+    ):
+        answers(decoder_run, source, target, Job({"max_new_tokens": 5}, batch_size=4))
+    with pytest.raises(UserError, match="another job, its 'beam'"):
+        answers(decoder_run, source, target, Job(SETTINGS, 4, BeamSearch(2)))
+    source.write_text('{"prompt": "other"}\n' * 40)
+    with pytest.raises(UserError, match="line 1 does not answer line 1"):
+        answers(decoder_run, source, target)
+    assert target.read_bytes() == before
+
+
+def test_files_that_cannot_be_used_are_named(decoder_run, source, tmp_path):
+    job = Job(SETTINGS, 4)
+
+    def run_job(source, target):
+        generate_file(decoder_run, source, target, job, "run", lambda *_: None)
+
+    with pytest.raises(UserError, match=r"--input .*none.jsonl: there is no such file"):
+        run_job(tmp_path / "none.jsonl", tmp_path / "out.jsonl")
+    with pytest.raises(UserError, match="is the input too"):
+        run_job(source, source)
+    with pytest.raises(UserError, match="there is no directory"):
+        run_job(source, tmp_path / "none" / "out.jsonl")
+    (tmp_path / "mine.txt").write_text("my own notes\n")
+    with pytest.raises(UserError, match="no output of this command"):
+        run_job(source, tmp_path / "mine.txt")
+    assert (tmp_path / "mine.txt").read_text() == "my own notes\n"
+
+
+def test_beams_give_their_best_and_its_score(translator, tmp_path):
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = [{"prompt": "one"}, {"prompt": "two", "temperature": 1.0}, {"prompt": "three", "max_new_tokens": 3}]
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = answers(translator, source, target, Job(SETTINGS, 8, BeamSearch(4)))
+    for line, new in ((0, 6), (2, 3)):
+        best = search(translator, [lines[line]["prompt"]], new)[0][0]
+        assert found[line]["output"] == best.output
+        assert found[line]["score"] == pytest.approx(best.score, abs=1e-5)
+    assert "temperature=1.0: beams do not sample" in found[1]["error"]
+
+
+def test_an_empty_file_gives_an_empty_file(decoder_run, tmp_path):
+    (tmp_path / "in.jsonl").write_text("\n")
+    assert answers(decoder_run, tmp_path / "in.jsonl", tmp_path / "out.jsonl") == []

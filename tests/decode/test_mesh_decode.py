@@ -1,0 +1,162 @@
+"""Decoding on a mesh of eight devices: the tokens and scores of one device, from caches that are really split."""
+
+from dataclasses import replace
+from itertools import chain
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from jaxformer import Request, Run, complete, embed, generate, score, search, stream
+from jaxformer.config import MeshConfig
+from jaxformer.decode.batch import Row, Slots, room_for
+from jaxformer.decode.cache import RingCache
+from jaxformer.decode.settings import SamplingConfig
+from jaxformer.layers import abstract_params
+from jaxformer.layers.quantized import quantized
+from jaxformer.models.gpt2 import gpt2
+from jaxformer.models.vaswani import vaswani
+from jaxformer.sharding import make_mesh, param_shardings, path_name
+
+MESHES = {
+    "data=2 tensor=4": MeshConfig(data=2, tensor=4),
+    "data=8": MeshConfig(data=8),
+    "data=2 fsdp=2 tensor=2": MeshConfig(data=2, fsdp=2, tensor=2),
+}
+# One layer, and prompts of one bucket: what is compiled for eight devices takes its time.
+SIZES = {"num_layers": 1, "embed_dim": 32, "num_heads": 4, "vocab_size": 264}
+MODELS = {"decoder": lambda: gpt2(**SIZES, max_length=64), "encoder-decoder": lambda: vaswani(**SIZES, mlp_dim=64)}
+PROMPTS = ["a", "def parse", "longer text", "b\nc", "five"]
+NEW_TOKENS = 8
+SETTINGS = [
+    {"max_new_tokens": 3},
+    {"temperature": 1.1, "seed": 5, "num_samples": 2},
+    {"repetition_penalty": 1.5, "min_new_tokens": 4},
+    {"temperature": 0.8, "top_k": 9},
+    {"banned": [70, 71]},
+]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def small_run(request, make_run) -> Run:
+    return make_run(MODELS[request.param]())
+
+
+def on(mesh: Mesh | None, run: Run, weights: str | None = None, cache: str = "dtype") -> Run:
+    """The same run with its parameters over the mesh; none is one device."""
+    params, model = run.params, run.model.clone(runtime=replace(run.model.runtime, cache=cache))
+    if mesh is not None:
+        shapes, axes = abstract_params(model.config)
+        params = jax.device_put(params, param_shardings(axes, shapes, mesh))
+    if weights is not None:
+        params = quantized(params, model.config, mesh)
+    return Run(run.config, model, params, run.tokenizer, 0, mesh)
+
+
+@pytest.mark.parametrize("sizes", MESHES)
+def test_a_mesh_answers_as_one_device(small_run, sizes):
+    both = on(None, small_run), on(make_mesh(MESHES[sizes]), small_run)
+    _check_greedy(*both)
+    _check_mixed(*both, atol=1e-5)
+    _check_search(*both, atol=1e-5)
+    _check_scores(*both, atol=1e-5)
+
+
+def test_whole_numbers_on_a_mesh_answer_as_on_one_device(small_run):
+    """Sums in another order may round a key the other way, so that scores differ by steps."""
+    storage = {"weights": "int8", "cache": "int8"}
+    mesh = make_mesh(MESHES["data=2 fsdp=2 tensor=2"])
+    both = on(None, small_run, **storage), on(mesh, small_run, **storage)
+    _check_mixed(*both, atol=2e-3)
+    _check_scores(*both, atol=2e-3)
+
+
+def _check_greedy(one: Run, many: Run) -> None:
+    """Five prompts in four slots, so that a slot is filled again; and one alone, as it comes."""
+    ids = [one.tokenizer.encode(prompt) for prompt in PROMPTS]
+    found, wanted = (generate(run, ids, NEW_TOKENS, batch_size=4) for run in (many, one))
+    assert found == wanted
+    assert len({*map(tuple, found)}) > 1, "rows that all say the same prove little"
+    assert "".join(stream(many, ids[2], max_new_tokens=NEW_TOKENS)) == one.tokenizer.decode(wanted[2])
+
+
+def _check_mixed(one: Run, many: Run, atol: float) -> None:
+    """Greedy rows and sampled ones together, one of them twice, each with settings of its own."""
+    requests = [Request(prompt, log_probs=2, **own) for prompt, own in zip(PROMPTS, SETTINGS, strict=True)]
+    found, wanted = (
+        list(chain(*complete(run, requests, batch_size=4, max_new_tokens=NEW_TOKENS))) for run in (many, one)
+    )
+    assert [each.ids for each in found] == [each.ids for each in wanted]
+    np.testing.assert_allclose(*(np.concatenate([c.log_probs for c in each]) for each in (found, wanted)), atol=atol)
+
+
+def _check_search(one: Run, many: Run, atol: float) -> None:
+    found, wanted = (list(chain(*search(run, PROMPTS[:3], 6, num_beams=3))) for run in (many, one))
+    assert [each.output for each in found] == [each.output for each in wanted]
+    np.testing.assert_allclose([each.score for each in found], [each.score for each in wanted], atol=atol)
+
+
+def _check_scores(one: Run, many: Run, atol: float) -> None:
+    inputs = PROMPTS[:3] if one.config.model.encoder is not None else None
+    np.testing.assert_allclose(*(np.concatenate(score(run, PROMPTS[2:], inputs)) for run in (many, one)), atol=atol)
+    if inputs is None:
+        np.testing.assert_allclose(*(embed(run, PROMPTS[:3]) for run in (many, one)), atol=atol)
+
+
+# ---------------------------------------------------------------- what lies where
+@pytest.mark.parametrize("weights", [None, "int8"])
+def test_parameters_stay_split_in_the_form_that_decodes(small_run, weights):
+    """Layer by layer, with a transposed table: no device holds more than its part of a matrix."""
+    run = on(make_mesh(MESHES["data=2 fsdp=2 tensor=2"]), small_run, weights)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(run.decoding[1]):
+        if leaf.size >= 1024:
+            ways = 2 if "positions" in path_name(path) else 4  # only the width of these is split
+            assert np.prod(leaf.sharding.shard_shape(leaf.shape)) == leaf.size // ways, path_name(path)
+
+
+def _check_split(slots: Slots, ways: int, tensor: int) -> None:
+    for layer in slots._state.rows.caches:
+        for leaf in jax.tree.leaves(layer):
+            rows, heads, *rest = leaf.shape
+            assert leaf.sharding.shard_shape(leaf.shape) == (rows // ways, heads // tensor, *rest)
+
+
+@pytest.mark.parametrize("cache", ["dtype", "int8"])
+@pytest.mark.parametrize("kind", [*MODELS, "ring"])
+def test_caches_are_split_by_rows_and_heads(kind, cache, make_run, ring_run):
+    """After a whole batch is read, after it advances, and after a slot is filled again."""
+    run = ring_run if kind == "ring" else make_run(MODELS[kind]())
+    run = on(make_mesh(MeshConfig(data=4, tensor=2)), run, cache=cache)
+    rows = [Row([5 + i] * 9, SamplingConfig(max_new_tokens=2 + i)) for i in range(8)]
+    slots = Slots(run, room_for(run, rows, 8))
+    slots.add(rows)
+    _check_split(slots, ways=4, tensor=2)
+    slots.advance(max_steps=3, until_done=8)
+    _check_split(slots, ways=4, tensor=2)
+    slots.release(slots.done[0])
+    slots.add(rows[:1])
+    _check_split(slots, ways=4, tensor=2)
+    assert any(isinstance(layer.attention, RingCache) for layer in slots._state.rows.caches) == (kind == "ring")
+
+
+def test_the_cache_of_a_single_row_is_split_by_heads(make_run):
+    """Without a batch dimension in the loop."""
+    run = on(make_mesh(MeshConfig(data=1, tensor=4), jax.devices()[:4]), make_run(MODELS["decoder"]()))
+    rows = [Row([5] * 9, SamplingConfig(max_new_tokens=4))]
+    slots = Slots(run, room_for(run, rows, 1))
+    slots.add(rows)
+    slots.advance(max_steps=2, until_done=1)
+    _check_split(slots, ways=1, tensor=4)
+
+
+def test_caches_of_slots_that_fill_up_slowly_are_split(make_run):
+    """The first row comes alone: the others are made idle, and must lie where rows will be."""
+    run = on(make_mesh(MeshConfig(data=2, tensor=4)), make_run(MODELS["decoder"]()))
+    rows = [Row([5] * 9, SamplingConfig(max_new_tokens=4))]
+    slots = Slots(run, room_for(run, rows, 8))
+    slots.add(rows)
+    _check_split(slots, ways=2, tensor=4)
+    slots.advance(max_steps=9, until_done=8)
+    _check_split(slots, ways=2, tensor=4)
+    assert slots.done == [0]

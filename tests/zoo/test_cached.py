@@ -1,0 +1,156 @@
+"""Decoding from caches equals the full forward for every family, however rows are laid out.
+
+Rows of different lengths are read together and go on token by token, past the end of every window twice. The full
+forward sees the same tokens padded on the right, padded on the left, and packed several to a row.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.config import ModelConfig, NormalInit, RunConfig
+from jaxformer.decode.cache import RingCache, make_caches
+from jaxformer.decode.generate import Prompt, Rows, prefill, token_step
+from jaxformer.layers import Runtime, Transformer, init_params
+from jaxformer.models.rnn import rnn
+from jaxformer.models.vaswani import vaswani
+from jaxformer.run import Run
+from jaxformer.typing import Tokens
+from jaxformer.zoo.samples import SAMPLES, VOCAB
+
+OWN = {
+    "vaswani": lambda: vaswani(num_layers=2, embed_dim=32, num_heads=4, mlp_dim=48, vocab_size=VOCAB),
+    "lstm": lambda: rnn(cell="lstm", num_layers=2, embed_dim=24, dim=32, vocab_size=VOCAB),
+    "elman": lambda: rnn(cell="elman", num_layers=2, embed_dim=24, dim=32, vocab_size=VOCAB),
+}
+DECODING = [
+    name for name, s in SAMPLES.items() if s.architecture.endswith(("LMHeadModel", "CausalLM", "Generation", "MTModel"))
+]
+WINDOWED = {"mistral", "gemma2", "gemma3"}
+PROMPT_LENGTHS, NEW_TOKENS = (3, 13, 8, 1), 20
+CAPACITY = 16 + NEW_TOKENS
+PACKED = ((0, 2, 3), (1,))  # which documents share a row
+WIDTH = 72  # of the rows of the full forward: three documents, and more than one block of attention
+
+
+class Case(NamedTuple):
+    """Documents, each with a source if the model reads one; the first few tokens of each are its prompt."""
+
+    documents: list[list[int]]
+    prompt_lengths: list[int]
+    sources: list[list[int]] | None
+
+
+def case_of(run: Run) -> Case:
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(3, VOCAB - 1, length).tolist() for length in PROMPT_LENGTHS]
+    new = rng.integers(3, VOCAB - 1, (len(prompts), NEW_TOKENS)).tolist()
+    if run.config.model.shape == "encoder-decoder":
+        return Case([[5, *tokens] for tokens in new], [1] * len(prompts), prompts)
+    return Case([a + b for a, b in zip(prompts, new, strict=True)], list(PROMPT_LENGTHS), None)
+
+
+@pytest.fixture(scope="module")
+def run_of(pair_of):
+    def find(name: str) -> Run:
+        return pair_of(name).run if name in SAMPLES else _untrained(OWN[name]())
+
+    return find
+
+
+def _untrained(model: ModelConfig) -> Run:
+    init = model.init.model_copy(update={"kernel": NormalInit(stddev=0.3), "embedding": NormalInit(stddev=0.5)})
+    model = model.model_copy(update={"init": init})
+    return Run(RunConfig(model=model), Transformer(model), init_params(model, jax.random.key(7)), None, 0)
+
+
+@pytest.mark.parametrize("name", DECODING)
+def test_windows_are_rings_that_are_gone_round_twice(name, run_of):
+    model = run_of(name).config.model
+    sizes = {layer.attention.size for layer in _caches(model) if isinstance(layer.attention, RingCache)}
+    assert sizes == ({8} if name in WINDOWED else set())
+    assert all(min(PROMPT_LENGTHS) + NEW_TOKENS > 2 * size for size in sizes)
+
+
+def _caches(model: ModelConfig) -> tuple:
+    return jax.eval_shape(lambda: make_caches(model, 4, CAPACITY, Runtime()))
+
+
+@pytest.mark.parametrize("name", [*DECODING, *OWN])
+def test_cached_logits_equal_the_full_forward_in_every_layout(name, run_of):
+    run = run_of(name)
+    case = case_of(run)
+    found = _decoded(run, case)
+    for layout, wanted in _full(run, case).items():
+        for i, (rows_TV, all_TV) in enumerate(zip(found, wanted, strict=True)):
+            wanted_TV = all_TV[case.prompt_lengths[i] - 1 :]
+            np.testing.assert_allclose(rows_TV, wanted_TV, rtol=0, atol=1e-5, err_msg=f"{layout}, document {i}")
+
+
+# ---------------------------------------------------------------- token by token
+def _decoded(run: Run, case: Case) -> list[np.ndarray]:
+    """Of each document, the logits after its prompt and after every later token."""
+    prompts = [row[:n] for row, n in zip(case.documents, case.prompt_lengths, strict=True)]
+    later = [row[n:] for row, n in zip(case.documents, case.prompt_lengths, strict=True)]
+    source = case.sources and _laid_out(case.sources, [[i] for i in range(4)], 16)
+    tokens = _laid_out(prompts, [[i] for i in range(4)], 16)
+    model, params = run.decoding
+    prompt = Prompt(tokens.ids, np.array(case.prompt_lengths, np.int32), source)
+    rows, first_BV = prefill(model, params, prompt, capacity=CAPACITY)
+    later_TBV = _steps(model, params, rows, np.array(later, np.int32).T)
+    return [np.stack([first_BV[i], *later_TBV[:, i]]) for i in range(4)]
+
+
+@partial(jax.jit, static_argnames="model")
+def _steps(model: Transformer, params, rows: Rows, tokens_TB: jax.Array) -> jax.Array:
+    return jax.lax.scan(lambda rows, token_B: token_step(model, params, rows, token_B), rows, tokens_TB)[1]
+
+
+# ---------------------------------------------------------------- all at once
+def _full(run: Run, case: Case) -> dict[str, list[np.ndarray]]:
+    """Of each document the logits of all its tokens, in every layout; one batch of all of them."""
+    alone = [[i] for i in range(4)]
+    layouts = {"right-padded": (alone, False), "left-padded": (alone, True), "packed": (PACKED, False)}
+    tokens = _joined([_laid_out(case.documents, groups, WIDTH, left) for groups, left in layouts.values()])
+    source = case.sources and _joined([_laid_out(case.sources, g, 16, left) for g, left in layouts.values()])
+    logits_BTV = np.asarray(_forward(run.model, run.params, tokens, source))
+    found, first = {}, 0
+    for layout, (groups, left) in layouts.items():
+        places = _places(case.documents, groups, WIDTH, left)
+        found[layout] = [logits_BTV[first + row, start:stop] for row, start, stop in places]
+        first += len(groups)
+    return found
+
+
+@partial(jax.jit, static_argnames="model")
+def _forward(model: Transformer, params, tokens: Tokens, source: Tokens | None) -> jax.Array:
+    return model.apply({"params": params}, tokens, source)
+
+
+def _places(documents: list[list[int]], groups, width: int, left: bool = False) -> list[tuple[int, int, int]]:
+    """Row, start and stop of every document."""
+    places = {}
+    for row, group in enumerate(groups):
+        start = width - sum(len(documents[i]) for i in group) if left else 0
+        for i in group:
+            places[i] = (row, start, start + len(documents[i]))
+            start = places[i][2]
+    return [places[i] for i in range(len(documents))]
+
+
+def _laid_out(documents: list[list[int]], groups, width: int, left: bool = False) -> Tokens:
+    ids, positions, segments = np.zeros((3, len(groups), width), np.int32)
+    count = np.zeros(len(groups), np.int32)
+    for document, (row, start, stop) in zip(documents, _places(documents, groups, width, left), strict=True):
+        count[row] += 1
+        ids[row, start:stop], positions[row, start:stop] = document, np.arange(len(document))
+        segments[row, start:stop] = count[row]
+    return Tokens(ids, positions, segments)
+
+
+def _joined(parts: list[Tokens]) -> Tokens:
+    return Tokens(*(jnp.concatenate(fields) for fields in zip(*(part[:3] for part in parts), strict=True)))
