@@ -1,7 +1,6 @@
 """A trained model as a value: config, model, parameters, tokenizer; loaded from a run or a Hugging Face directory."""
 
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import jax
@@ -15,7 +14,7 @@ from jaxformer.convert.hub import local_directory
 from jaxformer.data.tokenizer import Tokenizer, check_vocabulary, find_tokenizer
 from jaxformer.errors import UserError
 from jaxformer.layers import Runtime, Transformer, abstract_params
-from jaxformer.layers.quantized import is_quantized, quantized
+from jaxformer.layers.forms import is_quantized, outputs_first, quantized
 from jaxformer.layers.stack import unstacked
 from jaxformer.sharding import param_shardings
 from jaxformer.typing import Params, PyTree
@@ -31,10 +30,23 @@ class Run:
     mesh: Mesh | None = None
     """The devices the parameters are split over; none is one device."""
 
-    @cached_property
+    _decoding: tuple[bool, tuple[Transformer, Params]] | None = field(default=None, init=False, repr=False)
+
+    @property
     def decoding(self) -> tuple[Transformer, Params]:
         """The model as decoding runs it, and its parameters layer by layer."""
-        return for_decoding(self.model, self.params)
+        return self._form(alone=False)
+
+    @property
+    def decoding_alone(self) -> tuple[Transformer, Params]:
+        """The same for a single row; only the form asked for last is kept."""
+        return self._form(alone=jax.default_backend() == "cpu" and self.mesh is None and not is_quantized(self.params))
+
+    def _form(self, alone: bool) -> tuple[Transformer, Params]:
+        if self._decoding is None or self._decoding[0] != alone:
+            self._decoding = None  # before the next is made
+            self._decoding = (alone, for_decoding(self.model, self.params, alone))
+        return self._decoding[1]
 
 
 def load(
@@ -76,8 +88,10 @@ def _check_int8(name: str, value: str | None) -> None:
         raise UserError(f"{name}={value!r}: must be 'int8' or none")
 
 
-def for_decoding(model: Transformer, params: Params) -> tuple[Transformer, Params]:
-    """The same function of tokens, in the form in which one token at a time runs best."""
+def for_decoding(model: Transformer, params: Params, alone: bool) -> tuple[Transformer, Params]:
+    """The same function of tokens, in the form in which one token at a time runs best; `alone` is for a single row."""
+    if alone:
+        params = outputs_first(params, model.config)
     params = jax.jit(unstacked)(params)
     head = model.config.head
     if jax.default_backend() != "cpu" or head is None or not head.tied or is_quantized(params):

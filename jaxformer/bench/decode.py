@@ -1,8 +1,10 @@
 """Speed of generation: tokens a second, how near memory lets them come, time to the first, and what is compiled."""
 
+import os
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -84,7 +86,7 @@ class DecodeBench:
     @property
     def bytes_per_step(self) -> int:
         """What a token step cannot but read: the decoder's weights, and its caches at half their length."""
-        model, params = self.run.decoding
+        model, params = self.run.decoding_alone if self.case.batch * self.case.beams == 1 else self.run.decoding
         table = params["embedding"]["tokens"] if model.config.head.tied else ()
         weights = _nbytes((params["decoder"], params.get("head"), table))
         attention, rows = model.config.decoder.block(0).attention, self.case.batch * self.case.beams
@@ -108,14 +110,24 @@ def endless(model: ModelConfig) -> ModelConfig:
 
 
 def copy_bandwidth(num_bytes: int = 2**28, repeats: int = 7) -> float:
-    """Bytes read and written a second by a program that does nothing else."""
-    array = jnp.ones(num_bytes // 4)
-    step, seconds = jax.jit(jnp.negative, donate_argnums=0), []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        array = jax.block_until_ready(step(array))
-        seconds.append(time.perf_counter() - started)
-    return 2 * num_bytes / min(seconds)
+    """Bytes read and written a second by a plain copy, on a CPU with one thread or one a core, whichever is faster."""
+    if jax.default_backend() != "cpu":
+        source = jnp.ones(num_bytes // 4)
+        return 2 * num_bytes / min(_seconds(lambda: jnp.copy(source).block_until_ready()) for _ in range(repeats))
+    source, target = np.ones(num_bytes // 4, np.float32), np.zeros(num_bytes // 4, np.float32)
+
+    def copy(num_threads: int) -> None:
+        parts = zip(np.array_split(target, num_threads), np.array_split(source, num_threads), strict=True)
+        with ThreadPoolExecutor(num_threads) as pool:
+            list(pool.map(lambda part: np.copyto(*part), parts))
+
+    return 2 * num_bytes / min(_seconds(lambda n=n: copy(n)) for n in (1, os.cpu_count() or 1) for _ in range(repeats))
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
 
 
 def bench_decode(case: Case | None, repeats: int) -> Iterator[str]:

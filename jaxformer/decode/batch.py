@@ -29,10 +29,11 @@ from jaxformer.decode.generate import (
 )
 from jaxformer.decode.settings import SamplingConfig, batched, used
 from jaxformer.decode.texts import decoder_start, eos_ids, num_drawable
+from jaxformer.layers import Transformer
 from jaxformer.ops.sampling import Settings
 from jaxformer.run import Run
 from jaxformer.sharding import RULES
-from jaxformer.typing import Array, Bool, Float, Int, Tokens, tokens_from_ids
+from jaxformer.typing import Array, Bool, Float, Int, Params, Tokens, tokens_from_ids
 
 PART = 512  # prompt tokens read at once; longer prompts are read in parts, so that memory stays bounded
 
@@ -116,6 +117,10 @@ class Slots:
         return [slot for slot, row in enumerate(self.rows) if row is None]
 
     @property
+    def _form(self) -> tuple[Transformer, Params]:
+        return self.run.decoding_alone if self.shape.rows == 1 else self.run.decoding
+
+    @property
     def is_empty(self) -> bool:
         return all(row is None for row in self.rows)
 
@@ -147,7 +152,7 @@ class Slots:
 
     def advance(self, max_steps: int, until_done: int) -> None:
         """Up to `max_steps` tokens a row, or until so many slots stand still, free ones among them."""
-        model, params = self.run.decoding
+        model, params = self._form
         self._seen = None
         with on_mesh(self.run):
             self._state = advance(
@@ -205,7 +210,7 @@ class Slots:
         run, filling = self.run, size - len(rows)
         shared = len(prompts) < len(rows)
         prompt = prompt_of(run, prompts, padded_size(run, len(prompts)) if shared else size)
-        read = (*read_prompt(run, prompt, self.shape.length), prompt._replace(source=None))
+        read = (*read_prompt(self._form, prompt, self.shape.length), prompt._replace(source=None))
         return first_state(
             *(taken(read, np.array(take + [0] * filling, np.int32)) if shared else read),
             self._batched([row.config for row in rows] + [IDLE] * filling),
@@ -239,9 +244,9 @@ def refill_size(num_slots: int) -> int:
     return max(1, num_slots // 4)
 
 
-def read_prompt(run: Run, prompt: Prompt, capacity: int) -> tuple[Rows, Float[Array, "B V"]]:
+def read_prompt(form: tuple[Transformer, Params], prompt: Prompt, capacity: int) -> tuple[Rows, Float[Array, "B V"]]:
     """Caches with the prompts in them, and the logits after each; long prompts go in part by part."""
-    model, params = run.decoding
+    model, params = form
     length = prompt.ids.shape[1]
     first = prompt._replace(ids=prompt.ids[:, :PART], lengths=np.minimum(prompt.lengths, PART))
     rows, logits_BV = prefill(model, params, first, capacity=capacity)

@@ -27,6 +27,7 @@ from jaxformer.decode.program import Options, for_rows, program
 from jaxformer.decode.settings import batched
 from jaxformer.decode.texts import eos_ids, num_drawable
 from jaxformer.layers import Transformer
+from jaxformer.ops.largest import top_k
 from jaxformer.ops.sampling import History, Settings, adjusted
 from jaxformer.run import Run
 from jaxformer.typing import Array, Bool, Float, Int, Params
@@ -75,7 +76,7 @@ def searched(run: Run, rows: Sequence[Row], search: BeamSearch) -> list[tuple[li
     settings = batched(configs, vocab_size=num_drawable(run), eos_ids=ends)
     model, params = run.decoding
     with on_mesh(run):
-        caches, logits_BV = read_prompt(run, prompt, bucket(prompt.ids.shape[1] + room))
+        caches, logits_BV = read_prompt((model, params), prompt, bucket(prompt.ids.shape[1] + room))
         output, scores = search_beams(
             model, params, caches, logits_BV, prompt, settings,
             room=bucket(room), search=search, num_ends=len(ends), vocab_size=num_drawable(run),
@@ -167,9 +168,9 @@ def _best(
         lengths_R = jnp.asarray(prompt.lengths).repeat(M)
         history = History(_tokens(beams, prompt), lengths_R, lengths_R + beams.count)
         filtered_RV = adjusted(logits_RV[:, :vocab_size] - log_z_R1, settings, history)
-        score_RK, token_RK = jax.lax.top_k(filtered_RV, min(num, vocab_size))
+        score_RK, token_RK = top_k(filtered_RV, min(num, vocab_size))
     else:  # without a pass over all scores
-        score_RK, token_RK = jax.lax.top_k(logits_RV[:, :vocab_size], min(num, vocab_size))
+        score_RK, token_RK = top_k(logits_RV[:, :vocab_size], min(num, vocab_size))
         score_RK = score_RK - log_z_R1
     # A filter may have removed a token: still less likely than any other, yet a number.
     score_BMK = jnp.maximum(score_RK, NEVER).reshape(B, M, -1) + beams.running_score_BM[..., None]

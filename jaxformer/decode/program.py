@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jaxformer.layers.quantized import is_quantized
+from jaxformer.layers.forms import is_quantized
 from jaxformer.typing import Params
 
 Options = frozenset[tuple[str, str]]

@@ -10,6 +10,7 @@ from flax import linen as nn
 from jaxformer.config import Init
 from jaxformer.layers.initializers import initializer
 from jaxformer.ops.quantized import Int8Matrix, matmul
+from jaxformer.ops.transposed import OutputsFirst, product
 
 
 class Linear(nn.Module):
@@ -30,7 +31,7 @@ class Linear(nn.Module):
     def __call__(self, equation: str, x: jax.Array) -> jax.Array:
         x, matrix = x.astype(self.dtype), stored_matrix(self, "kernel")
         if matrix is not None:
-            y = self._quantized(equation, x, matrix)
+            y = self._stored_product(equation, x, matrix)
         else:
             draw = initializer(self.kernel_init, self.num_in, self.init_scale)
             kernel = self.param("kernel", nn.with_logical_partitioning(draw, self.axes), self.shape)
@@ -49,16 +50,20 @@ class Linear(nn.Module):
             equation = f"{inputs[: 1 - self.num_in]},{inputs[-self.num_in]}{weights[self.num_in :]}->{outputs}"
         return jnp.einsum(equation, x, kernel, preferred_element_type=self.out_dtype)
 
-    def _quantized(self, equation: str, x: jax.Array, matrix: Int8Matrix) -> jax.Array:
+    def _stored_product(self, equation: str, x: jax.Array, matrix: Int8Matrix | OutputsFirst) -> jax.Array:
         inputs, kernel, outputs = re.split(",|->", equation)
-        natural = inputs[: -self.num_in] + kernel[self.num_in :]
-        y = matmul(x, matrix, self.out_dtype or self.dtype)
+        natural, dtype = inputs[: -self.num_in] + kernel[self.num_in :], self.out_dtype or self.dtype
+        if isinstance(matrix, OutputsFirst):
+            y = product(x, matrix, self.num_in, dtype)
+            y = y.reshape(*y.shape[:-1], *self.shape[self.num_in :])
+        else:
+            y = matmul(x, matrix, dtype)
         return y if natural == outputs else jnp.einsum(f"{natural}->{outputs}", y)
 
 
-def stored_matrix(module: nn.Module, name: str) -> Int8Matrix | None:
-    """The module's parameter if it is a quantized one; none if it is a plain array, or not there yet."""
+def stored_matrix(module: nn.Module, name: str) -> Int8Matrix | OutputsFirst | None:
+    """The module's parameter if it has a form for decoding; none if it is a plain array, or not there yet."""
     if not module.has_variable("params", name):
         return None
     stored = module.get_variable("params", name)
-    return stored if isinstance(stored, Int8Matrix) else None
+    return stored if isinstance(stored, Int8Matrix | OutputsFirst) else None

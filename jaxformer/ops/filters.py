@@ -69,7 +69,9 @@ def min_length(
 ) -> Logits:
     """Without the tokens that end a row, until it has `min_new` new ones; -1 in `eos_BE` is no token."""
     early_B = num_new_B < min_new_B
-    return _without(logits_BV, early_B[:, None] & tokens_in(eos_BE, logits_BV.shape[1]))
+    # Few tokens: compared with every index rather than scattered, which would be a table of its own.
+    is_eos_BV = (jnp.arange(logits_BV.shape[1]) == eos_BE[:, :, None]).any(axis=1)
+    return _without(logits_BV, early_B[:, None] & is_eos_BV)
 
 
 def forced(logits_BV: Logits, token_B: Int[Array, " B"]) -> Logits:

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformer.ops import filters
+from jaxformer.ops.largest import top_k
 from jaxformer.typing import Array, Bool, Float, Int
 
 # A lower temperature is greedy: logits over it might overflow, and only a near tie could still be drawn otherwise.
@@ -130,7 +131,7 @@ def log_probs(logits_BV: Float[Array, "B V"], token_B: Int[Array, " B"], top_n: 
     """
     logp_BV = jax.nn.log_softmax(logits_BV.astype(jnp.float32), axis=-1)
     chosen_B = jnp.take_along_axis(logp_BV, token_B[:, None], axis=-1)[:, 0]
-    return LogProbs(chosen_B, *jax.lax.top_k(logp_BV, min(top_n, logp_BV.shape[-1])))
+    return LogProbs(chosen_B, *top_k(logp_BV, min(top_n, logp_BV.shape[-1])))
 
 
 def _penalised(logits_BV: Array, settings: Settings, history: History) -> Float[Array, "B V"]:

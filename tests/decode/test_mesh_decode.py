@@ -14,7 +14,7 @@ from jaxformer.decode.batch import Row, Slots, room_for
 from jaxformer.decode.cache import RingCache
 from jaxformer.decode.settings import SamplingConfig
 from jaxformer.layers import abstract_params
-from jaxformer.layers.quantized import quantized
+from jaxformer.layers.forms import quantized
 from jaxformer.models.gpt2 import gpt2
 from jaxformer.models.vaswani import vaswani
 from jaxformer.sharding import make_mesh, param_shardings, path_name

@@ -9,7 +9,7 @@ import pytest
 
 import jaxformer as jf
 from jaxformer.layers import Transformer, init_params
-from jaxformer.layers.quantized import is_quantized, quantized
+from jaxformer.layers.forms import is_quantized, quantized
 from jaxformer.models.rnn import rnn
 from jaxformer.models.vaswani import vaswani
 from jaxformer.ops.quantized import Int8Matrix

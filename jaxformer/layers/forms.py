@@ -1,4 +1,4 @@
-"""Which parameters of a model become whole numbers for decoding."""
+"""Other forms of a model's parameters, for decoding: whole numbers, and outputs before inputs."""
 
 import re
 
@@ -7,12 +7,16 @@ from jax.sharding import Mesh, NamedSharding
 
 from jaxformer.config import ModelConfig
 from jaxformer.layers.parameters import abstract_params
+from jaxformer.ops import transposed
 from jaxformer.ops.quantized import Int8Matrix, quantize
+from jaxformer.ops.transposed import OutputsFirst
 from jaxformer.sharding import partition_spec, path_name
 from jaxformer.typing import Params
 
 # Projections, tables of tokens, experts. Routers stay: one that rounds sends tokens elsewhere.
 _MATRICES = re.compile(r"(?!.*/router/)(.*/kernel|embedding/tokens|.*/mlp/(up|gate|down))")
+
+_PROJECTIONS = re.compile(r"(?!.*/router/)decoder/.*/kernel")
 
 
 def quantized(params: Params, config: ModelConfig, mesh: Mesh | None) -> Params:
@@ -33,6 +37,19 @@ def quantized(params: Params, config: ModelConfig, mesh: Mesh | None) -> Params:
             ]
             shardings = Int8Matrix(*(NamedSharding(mesh, spec) for spec in specs))
         return jax.jit(lambda a: quantize(a, num_in, num_lead), out_shardings=shardings)(leaf)
+
+    return jax.tree_util.tree_map_with_path(one, params, abstract_params(config)[1])
+
+
+def outputs_first(params: Params, config: ModelConfig) -> Params:
+    """The same parameters with the decoder's projections as a single row reads them best."""
+
+    def one(path: tuple, leaf: jax.Array, axes: tuple[str | None, ...]) -> jax.Array | OutputsFirst:
+        name = path_name(path)
+        if not _PROJECTIONS.fullmatch(name):
+            return leaf
+        num_lead, num_in = _dims(name, axes)
+        return jax.jit(lambda a: transposed.outputs_first(a, num_in, num_lead))(leaf)
 
     return jax.tree_util.tree_map_with_path(one, params, abstract_params(config)[1])
 
