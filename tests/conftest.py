@@ -1,10 +1,13 @@
 """Every test runs on eight CPU devices, offline, with compiled programs kept between runs."""
 
+import gc
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 assert "jax" not in sys.modules, "jax reads these when it is first imported"
@@ -30,3 +33,15 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # The first example of a property also compiles, which no deadline should punish.
 settings.register_profile("jaxformer", deadline=None)
 settings.load_profile("jaxformer")
+
+MOST_MAPS = 20_000
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_programs() -> Iterator[None]:
+    """Every compiled program holds mappings of memory, of which Linux allows a process 65,530; beyond, XLA crashes."""
+    yield
+    maps = Path("/proc/self/maps")
+    if "jax" in sys.modules and maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPS:
+        sys.modules["jax"].clear_caches()
+        gc.collect()

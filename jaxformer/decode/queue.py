@@ -9,8 +9,8 @@ from jaxformer.decode.texts import tokenizer_of
 from jaxformer.run import Run
 
 LOOKAHEAD = 4  # batches of requests read ahead, so that prompts of similar lengths are read together
-STOP_STEPS = 16  # tokens between looks for stop texts
-UNLIMITED = 2**30
+STEPS = 64  # tokens between looks at the rows: an interrupt waits no longer
+STOP_STEPS = 16  # where a row may stop at a text
 
 
 def answered(run: Run, requests: Iterable[Sequence[Row]], num_slots: int) -> Iterator[list[Decoded]]:
@@ -86,7 +86,7 @@ def _advance(slots: Slots, more: bool) -> None:
     size = slots.shape.rows
     until_done = min(size, len(slots.free) + refill_size(size)) if more else size
     stops = any(row is not None and row.config.stop for row in slots.rows)
-    slots.advance(STOP_STEPS if stops else UNLIMITED, until_done)
+    slots.advance(STOP_STEPS if stops else STEPS, until_done)
 
 
 def _ended(run: Run, slots: Slots) -> Iterator[tuple[int, Decoded]]:
