@@ -122,7 +122,7 @@ def test_quantized_weights_are_measured(finished):
 
 def test_generate_from_file_to_file_survives_an_interrupt(finished, tmp_path):
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text("".join(json.dumps({"prompt": f"document {i}"}) + "\n" for i in range(400)) + "no JSON\n")
+    source.write_text("".join(json.dumps({"prompt": f"document {i}"}) + "\n" for i in range(3000)) + "no JSON\n")
     arguments = ["generate", finished, "--input", source, "--output", target, "--max-new-tokens", "40"]
     command = [sys.executable, "-m", "jaxformer.cli", *map(str, arguments)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
@@ -131,12 +131,12 @@ def test_generate_from_file_to_file_survives_an_interrupt(finished, tmp_path):
     assert "Traceback" not in process.communicate(timeout=60)[1]
     assert process.returncode == 130
     kept = target.read_text().splitlines()
-    assert 0 < len(kept) < 401
+    assert 0 < len(kept) < 3001
     assert all(json.loads(line)["error"] is None for line in kept)
     jaxformer(*arguments)
     whole = target.read_text().splitlines()
     assert whole[: len(kept)] == kept
-    assert [json.loads(line)["line"] for line in whole] == list(range(1, 402))
+    assert [json.loads(line)["line"] for line in whole] == list(range(1, 3002))
     assert "not a line of JSON" in json.loads(whole[-1])["error"]
 
 

@@ -91,8 +91,15 @@ def their_ids(directory: Path) -> list[list[int]]:
 
 
 def their_texts(directory: Path) -> list[str]:
+    """What new tokens add to the text of a prompt, a space between two words included."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
-    return [tokenizer.decode(row, skip_special_tokens=True) for row in their_ids(directory)]
+    translates = transformers.AutoConfig.from_pretrained(directory).is_encoder_decoder
+    texts = []
+    for prompt, row in zip(PROMPTS, their_ids(directory), strict=True):
+        before = [] if translates else tokenizer(prompt)["input_ids"]
+        known, whole = (tokenizer.decode(ids, skip_special_tokens=True) for ids in (before, [*before, *row]))
+        texts.append(whole[len(known) :])
+    return texts
 
 
 def jaxformer(*arguments: object, fails: bool = False) -> str:

@@ -128,7 +128,7 @@ def test_a_ring_keeps_the_last_of_each_row_and_no_padding():
 
 # ---------------------------------------------------------------- prompts in parts
 def _logits(run: Run, prompts: list[list[int]], capacity: int) -> np.ndarray:
-    return np.asarray(read_prompt(run, prompt_of(run, prompts, len(prompts)), capacity)[1])
+    return np.asarray(read_prompt(run.decoding, prompt_of(run, prompts, len(prompts)), capacity)[1])
 
 
 @pytest.mark.parametrize("part", [8, 16])
