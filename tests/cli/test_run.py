@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -125,7 +126,11 @@ def test_generate_from_file_to_file_survives_an_interrupt(finished, tmp_path):
     source.write_text("".join(json.dumps({"prompt": f"document {i}"}) + "\n" for i in range(3000)) + "no JSON\n")
     arguments = ["generate", finished, "--input", source, "--output", target, "--max-new-tokens", "40"]
     command = [sys.executable, "-m", "jaxformer.cli", *map(str, arguments)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+    # A shell that runs the tests in the background has interrupts ignored, which children inherit.
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), preexec_fn=heed
+    )
     wait_for(lambda: target.exists() and target.stat().st_size > 0, process)
     process.send_signal(signal.SIGINT)
     assert "Traceback" not in process.communicate(timeout=60)[1]
