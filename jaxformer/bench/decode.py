@@ -135,6 +135,10 @@ def bench_decode(case: Case | None, repeats: int) -> Iterator[str]:
     for each in DEFAULTS if case is None else (case,):
         if each.batch < 1 or each.prompt < 1 or each.new < 2:
             raise UserError(f"bench decode: {each}: needs a batch and a prompt of at least 1 and 2 new tokens")
+        if getattr(preset(each.preset).decoder, "kind", None) in (None, "recurrent"):
+            raise UserError(
+                f"--preset {each.preset}: has no attention to decode with, use a transformer with a decoder"
+            )
         yield _line(DecodeBench(each), repeats)
 
 

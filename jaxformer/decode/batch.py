@@ -120,10 +120,6 @@ class Slots:
     def _form(self) -> tuple[Transformer, Params]:
         return self.run.decoding_alone if self.shape.rows == 1 else self.run.decoding
 
-    @property
-    def is_empty(self) -> bool:
-        return all(row is None for row in self.rows)
-
     def expect(self, rows: Sequence[Row]) -> None:
         """Compile for the settings of these rows too: once, rather than again whenever one of them comes in."""
         self._used |= frozenset().union(*(used(row.config) for row in rows))

@@ -47,7 +47,8 @@ class Request:
         self.prompt, self.settings = prompt, settings
 
     def __repr__(self) -> str:
-        return f"Request({self.prompt!r}, {', '.join(f'{name}={value!r}' for name, value in self.settings.items())})"
+        words = [repr(self.prompt), *(f"{name}={value!r}" for name, value in self.settings.items())]
+        return f"Request({', '.join(words)})"
 
 
 class Completion(NamedTuple):
