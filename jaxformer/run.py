@@ -107,7 +107,13 @@ def _load_run(path: Path, step: int | None, mesh: Mesh | None) -> Run:
     config = load_json(path)
     with Checkpoints(path) as checkpoints:
         params, step = checkpoints.restore_params(_abstract(config.model, mesh), step)
-    return Run(config, Transformer(config.model, make_runtime(config.train)), params, find_tokenizer(path), step)
+    return Run(
+        config,
+        Transformer(config.model, make_runtime(config.train, jax.local_devices()[0].platform)),
+        params,
+        find_tokenizer(path),
+        step,
+    )
 
 
 def _load_hugging_face(path: Path, mesh: Mesh | None, dtype: jnp.dtype) -> Run:
@@ -116,7 +122,13 @@ def _load_hugging_face(path: Path, mesh: Mesh | None, dtype: jnp.dtype) -> Run:
         check_vocabulary(tokenizer, files.model.vocab_size, f"'{path / 'config.json'}': vocab_size")
     config = RunConfig(model=files.model)
     params = files.params(_abstract(files.model, mesh, dtype))
-    return Run(config, Transformer(config.model, make_runtime(config.train)), params, tokenizer, 0)
+    return Run(
+        config,
+        Transformer(config.model, make_runtime(config.train, jax.local_devices()[0].platform)),
+        params,
+        tokenizer,
+        0,
+    )
 
 
 def _abstract(model: ModelConfig, mesh: Mesh | None, dtype: jnp.dtype | None = None) -> PyTree:
@@ -131,9 +143,9 @@ def _abstract(model: ModelConfig, mesh: Mesh | None, dtype: jnp.dtype | None = N
     return abstract_like(shapes, shardings)
 
 
-def make_runtime(config: TrainConfig) -> Runtime:
-    """How to run on the devices at hand."""
+def make_runtime(config: TrainConfig, platform: str) -> Runtime:
+    """How to run on devices of this platform."""
     dtype = config.dtype
     if dtype == "auto":
-        dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
-    return Runtime(jnp.dtype(dtype), config.remat, config.unroll, config.attention)
+        dtype = "float32" if platform == "cpu" else "bfloat16"
+    return Runtime(jnp.dtype(dtype), config.remat, config.unroll, config.attention, platform)

@@ -45,7 +45,7 @@ class TrainBench:
     def __init__(self, config: RunConfig) -> None:
         self.config, self.mesh = config, make_mesh(config.mesh)
         optimizer = make_optimizer(config.optim, config.train.steps, abstract_params(config.model)[1])
-        model = Transformer(config.model, make_runtime(config.train))
+        model = Transformer(config.model, make_runtime(config.train, self.mesh.devices.flat[0].platform))
         abstract = jax.eval_shape(lambda: init_state(config, optimizer))
         shardings = state_shardings(config, abstract, self.mesh)
         self.state = jax.jit(lambda: init_state(config, optimizer), out_shardings=shardings)()

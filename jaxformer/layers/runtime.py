@@ -12,5 +12,7 @@ class Runtime:
     remat: Literal["none", "full", "dots"] = "none"
     unroll: int | Literal["all"] = 1
     attention: str = "auto"
+    platform: str = "cpu"
+    """What the program runs on: "cpu", "gpu" or "tpu"; the devices may exist only as a topology description."""
     cache: Literal["dtype", "int8"] = "dtype"
     """How decoding stores keys and values: in `dtype`, or as whole numbers with a scale each."""

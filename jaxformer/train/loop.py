@@ -50,7 +50,7 @@ def train(config: RunConfig, console: Console | None = None) -> Run:
 
     # ------------------------------------------------------------ model, shapes, shardings
     mesh = make_mesh(config.mesh)
-    model = Transformer(config.model, make_runtime(config.train))
+    model = Transformer(config.model, make_runtime(config.train, mesh.devices.flat[0].platform))
     optimizer = make_optimizer(config.optim, config.train.steps, abstract_params(config.model)[1])
     abstract = jax.eval_shape(lambda: init_state(config, optimizer))
     shardings = state_shardings(config, abstract, mesh)

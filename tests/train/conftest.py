@@ -99,7 +99,7 @@ def run_steps(make_batch) -> Callable[..., tuple[TrainState, list[dict[str, floa
     def run(config: RunConfig, num_steps: int = 2, num_devices: int = 1) -> tuple[TrainState, list[dict[str, float]]]:
         mesh = make_mesh(config.mesh, jax.devices()[:num_devices])
         optimizer = make_optimizer(config.optim, config.train.steps, abstract_params(config.model)[1])
-        model = Transformer(config.model, make_runtime(config.train))
+        model = Transformer(config.model, make_runtime(config.train, mesh.devices.flat[0].platform))
         shardings = state_shardings(config, jax.eval_shape(lambda: init_state(config, optimizer)), mesh)
         state = jax.jit(lambda: init_state(config, optimizer), out_shardings=shardings)()
         step = partial(train_step, model=model, optimizer=optimizer, config=config)
