@@ -1,46 +1,56 @@
 """Checkpoints: the only file that knows Orbax.
 
 A checkpoint is a step directory with the train state, the data position and the config. It appears under its
-name only when complete (Orbax renames a temporary directory), and is written while training goes on.
+name only when complete (Orbax renames a temporary directory), and is written while training continues.
 """
 
 import logging
+import os
 from collections.abc import Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from etils import epath
 from orbax.checkpoint import checkpoint_managers as policies
 
-from jaxformer.config import CheckpointConfig, RunConfig
+from jaxformer.config import RunConfig, dump_config
 from jaxformer.errors import UserError
+from jaxformer.rundir import RunDir
 from jaxformer.typing import PyTree
-
-METRIC = "heldout_loss"
 
 
 class Checkpoints:
     """The checkpoints of one run directory."""
 
-    def __init__(self, directory: str | Path, config: CheckpointConfig | None = None) -> None:
+    def __init__(self, run_dir: RunDir, config: RunConfig | None = None) -> None:
         """Without a config the checkpoints are read-only."""
         logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax logs every phase of every save
-        self.directory = Path(directory).resolve() / "checkpoints"
+        self.directory = _absolute(run_dir.checkpoints)
+        self._best = None if config is None else config.checkpoint.best
         self._manager = ocp.CheckpointManager(self.directory, options=_options(config))
 
     def save(
-        self, step: int, state: PyTree, config: RunConfig, position: Mapping[str, int], heldout_loss: float | None
+        self,
+        step: int,
+        state: PyTree,
+        config: RunConfig,
+        position: Mapping[str, int],
+        metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """Start writing; returns when the arrays are copied out, before they are on disk."""
+        """Start writing; returns when the arrays are copied out, before they are on disk.
+
+        Args:
+          metrics: what was measured at this step; without `checkpoint.best` among them it cannot be the best.
+        """
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(state),
             data=ocp.args.JsonSave(dict(position)),
-            config=ocp.args.JsonSave(config.model_dump(mode="json")),
+            config=ocp.args.JsonSave(dump_config(config)),
         )
-        metrics = None if heldout_loss is None else {METRIC: heldout_loss}
-        self._manager.save(step, args=items, metrics=metrics, force=True)
+        measured = dict(metrics) if metrics and self._best in metrics else None
+        self._manager.save(step, args=items, metrics=measured, force=True)
 
     @property
     def latest(self) -> int | None:
@@ -57,8 +67,13 @@ class Checkpoints:
         restored = self._read(step, items)
         return restored["state"], restored["data"]
 
-    def restore_params(self, abstract: PyTree, step: int | None = None) -> tuple[PyTree, int]:
-        """Parameters to decode with (the moving average where there is one) and their step; nothing else is read."""
+    def restore_params(
+        self, trainable: PyTree, frozen: PyTree | None = None, step: int | None = None
+    ) -> tuple[PyTree, PyTree | None, int]:
+        """Parameters to decode with, trainable and frozen ones, and their step; nothing else is read.
+
+        The trainable ones are the moving average where the run keeps one.
+        """
         step = self._existing(step)
         path = self.directory / str(step) / "state"
         with ocp.PyTreeCheckpointer() as reader:
@@ -66,13 +81,12 @@ class Checkpoints:
             if saved is None:
                 raise self._damaged(step, "its metadata is missing or damaged")
             name = "ema" if saved.tree.get("ema") else "params"
+            wanted = {name: trainable} if frozen is None else {name: trainable, "frozen": frozen}
             args = ocp.args.PyTreeRestore(
-                {name: abstract},
-                restore_args={name: ocp.checkpoint_utils.construct_restore_args(abstract)},
-                partial_restore=True,
+                wanted, restore_args=ocp.checkpoint_utils.construct_restore_args(wanted), partial_restore=True
             )
             state = self._guarded(step, lambda: reader.restore(path, args=args))
-        return state[name], step
+        return state[name], state.get("frozen"), step
 
     def wait(self) -> None:
         self._manager.wait_until_finished()
@@ -113,19 +127,27 @@ def abstract_like(tree: PyTree, shardings: PyTree) -> PyTree:
     return jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), tree, shardings)
 
 
-def _options(config: CheckpointConfig | None) -> ocp.CheckpointManagerOptions:
+def _options(config: RunConfig | None) -> ocp.CheckpointManagerOptions:
     if config is None:
         return ocp.CheckpointManagerOptions(read_only=True, create=False)
-    keep: list[policies.PreservationPolicy] = [policies.LatestN(config.keep_last)]
-    if config.keep_best:
-        best = policies.BestN(
-            get_metric_fn=lambda metrics: metrics[METRIC],
-            reverse=True,
-            n=config.keep_best,
-            keep_checkpoints_without_metrics=False,
+    keep: list[policies.PreservationPolicy] = [policies.LatestN(config.checkpoint.keep_last)]
+    if config.checkpoint.keep_best:
+        best = config.checkpoint.best
+        directions = {name: better for metric in config.evaluate.metrics for name, better in metric.values.items()}
+        keep.append(
+            policies.BestN(
+                get_metric_fn=lambda metrics: metrics[best],
+                reverse=directions[best] == "min",
+                n=config.checkpoint.keep_best,
+                keep_checkpoints_without_metrics=False,
+            )
         )
-        keep.append(best)
     return ocp.CheckpointManagerOptions(
         preservation_policy=policies.AnyPreservationPolicy(keep),
         cleanup_tmp_directories=True,
     )
+
+
+def _absolute(path: epath.Path) -> epath.Path:
+    """Orbax wants absolute paths; one in a bucket is absolute already."""
+    return path if "://" in str(path) else epath.Path(os.path.abspath(path))

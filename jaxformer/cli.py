@@ -169,26 +169,26 @@ def _settle_compilation_cache() -> None:
 
 
 def _train(args: argparse.Namespace) -> None:
-    from jaxformer.config import load_run_file
     from jaxformer.train.loop import train
+    from jaxformer.train.start import load_config
 
-    train(load_run_file(args.config, args.overrides))
+    train(load_config(args.config, args.overrides))
 
 
 def _show(args: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from jaxformer.config import load_run_file
     from jaxformer.show import show
+    from jaxformer.train.start import load_config
 
-    show(load_run_file(args.config, args.overrides), Console())
+    show(load_config(args.config, args.overrides), Console())
 
 
 def _prepare(args: argparse.Namespace) -> None:
-    from jaxformer.config import load_run_file
+    from jaxformer.train.start import load_config
     from jaxformer.train.workdir import prepare_run
 
-    print(prepare_run(load_run_file(args.config, args.overrides)))
+    print(prepare_run(load_config(args.config, args.overrides)))
 
 
 def _tokenizer(args: argparse.Namespace) -> None:

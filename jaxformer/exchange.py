@@ -1,17 +1,13 @@
 """Run directories from Hugging Face directories, and the other way round; whole or not at all."""
 
 import json
-import shutil
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.config import CheckpointConfig, ModelConfig, SpecialIds, save_json
+from jaxformer.config import ModelConfig, SpecialIds
 from jaxformer.convert.directory import HuggingFaceDirectory, export
 from jaxformer.convert.format import Format
 from jaxformer.convert.hub import local_directory
@@ -19,6 +15,7 @@ from jaxformer.convert.weights import DTYPES, MAX_FILE_BYTES
 from jaxformer.data.tokenizer import HuggingFace, Tokenizer, check_vocabulary, huggingface_files
 from jaxformer.errors import UserError
 from jaxformer.run import load
+from jaxformer.rundir import RunDir, new_directory, write_json
 
 ORIGIN = "huggingface.json"  # in an imported run: the format it came in and the dtypes its weights had
 
@@ -26,16 +23,16 @@ ORIGIN = "huggingface.json"  # in an imported run: the format it came in and the
 def import_run(source: str | Path, target: str | Path) -> str:
     """A run directory with the model of a Hugging Face directory as its checkpoint of step 0."""
     source, target = local_directory(source), Path(target)
-    with _whole(target) as partial:
+    with new_directory(target) as partial:
         origin = _described(HuggingFaceDirectory(source))
         run = load(source)
         config = run.config.model_copy(update={"workdir": str(target)})
-        with Checkpoints(partial, CheckpointConfig()) as checkpoints:
-            checkpoints.save(0, {"params": run.params}, config, {"step": 0}, None)
+        with Checkpoints(RunDir(partial), config) as checkpoints:
+            checkpoints.save(0, {"params": run.params}, config, {"step": 0})
         if run.tokenizer is not None:
             run.tokenizer.save(partial)
-        (partial / ORIGIN).write_text(json.dumps(origin) + "\n", encoding="utf-8")
-        save_json(config, partial)
+        write_json(partial / ORIGIN, origin)
+        RunDir(partial).write_config(config)
     count = sum(leaf.size for leaf in jax.tree.leaves(run.params))
     return f"{origin['model_type']} with {count:,} parameters imported into {target}"
 
@@ -64,7 +61,7 @@ def export_run(
     dtype, model_type = dtype or origin.get("dtype", "float32"), model_type or origin.get("model_type")
     run = load(path, step=step)
     model = run.config.model if origin or run.tokenizer is None else _with_ids(run.config.model, run.tokenizer)
-    with _whole(target) as partial:
+    with new_directory(target) as partial:
         format = export(
             partial,
             model,
@@ -110,28 +107,3 @@ def _described(files: HuggingFaceDirectory) -> dict[str, Any]:
 def _origin(path: Path) -> dict[str, Any]:
     file = path / ORIGIN
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-
-
-@contextmanager
-def _whole(target: Path) -> Iterator[Path]:
-    """A directory that takes the target's name when the block ends well, and else disappears."""
-    if target.exists() and not target.is_dir():
-        raise UserError(f"'{target}' exists and is no directory: choose another name")
-    if target.exists() and any(target.iterdir()):
-        raise UserError(f"'{target}' exists and is not empty: choose another name")
-    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
-    made = [parent for parent in target.absolute().parents if not parent.exists()]
-    try:
-        partial.mkdir(parents=True)
-        yield partial
-        if target.exists():
-            target.rmdir()
-        partial.rename(target)
-    except OSError as error:
-        raise UserError(f"'{target}' cannot be written ({error.strerror or error})") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-        if not target.exists():
-            for parent in made:
-                with suppress(OSError):  # someone else may use it by now
-                    parent.rmdir()

@@ -8,14 +8,16 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, SingleDeviceSharding
 
 from jaxformer.checkpoint import Checkpoints, abstract_like
-from jaxformer.config import ModelConfig, RunConfig, TrainConfig, load_json
+from jaxformer.config import ModelConfig, RunConfig, TrainConfig
 from jaxformer.convert.directory import HuggingFaceDirectory, is_hugging_face
 from jaxformer.convert.hub import local_directory
 from jaxformer.data.tokenizer import Tokenizer, check_vocabulary, find_tokenizer
 from jaxformer.errors import UserError
 from jaxformer.layers import Runtime, Transformer, abstract_params
 from jaxformer.layers.forms import is_quantized, outputs_first, quantized
+from jaxformer.layers.partition import Partition, abstract_rows
 from jaxformer.layers.stack import unstacked
+from jaxformer.rundir import RunDir
 from jaxformer.sharding import param_shardings
 from jaxformer.typing import Params, PyTree
 
@@ -70,7 +72,7 @@ def load(
         _check_int8(name, value)
     path = local_directory(path)
     run = _load_hugging_face(path, mesh, jnp.dtype(dtype)) if is_hugging_face(path) else _load_run(path, step, mesh)
-    run.mesh = mesh
+    run = replace(run, mesh=mesh)
     if cache is not None:
         run.model = run.model.clone(runtime=replace(run.model.runtime, cache=cache))
     return run if weights is None else quantized_run(run, weights)
@@ -103,10 +105,26 @@ def for_decoding(model: Transformer, params: Params, alone: bool) -> tuple[Trans
     return model.clone(config=config), params | {"head": own}
 
 
+def load_params(path: str | Path, abstract: PyTree, step: int | None = None) -> Params:
+    """The parameters of a run or Hugging Face directory, each placed as `abstract` says."""
+    directory = local_directory(path)
+    if is_hugging_face(directory):
+        return HuggingFaceDirectory(directory).params(abstract)
+    return _restore(RunDir(directory), abstract, step)[0]
+
+
+def _restore(run_dir: RunDir, abstract: PyTree, step: int | None) -> tuple[Params, int]:
+    config = run_dir.read_config()
+    partition = Partition(config.model, config.train.freeze)
+    with Checkpoints(run_dir) as checkpoints:
+        parts = partition.split(abstract, take=abstract_rows)
+        trainable, frozen, step = checkpoints.restore_params(*parts, step=step)
+    return partition.merge(trainable, frozen), step
+
+
 def _load_run(path: Path, step: int | None, mesh: Mesh | None) -> Run:
-    config = load_json(path)
-    with Checkpoints(path) as checkpoints:
-        params, step = checkpoints.restore_params(_abstract(config.model, mesh), step)
+    config = RunDir(path).read_config()
+    params, step = _restore(RunDir(path), _abstract(config.model, mesh), step)
     return Run(
         config,
         Transformer(config.model, make_runtime(config.train, jax.local_devices()[0].platform)),

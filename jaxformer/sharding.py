@@ -6,15 +6,14 @@ twice in one array, raises: nothing is replicated silently.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
-import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxformer.config import MeshConfig, RunConfig
 from jaxformer.errors import UserError
-from jaxformer.typing import PyTree
+from jaxformer.typing import Batch, PyTree
 
 MESH_AXES = tuple(MeshConfig.model_fields)
 
@@ -50,19 +49,23 @@ def mesh_shape(config: MeshConfig, num_devices: int) -> dict[str, int]:
     return sizes
 
 
-def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
+def make_mesh(config: MeshConfig, devices: Sequence[jax.Device]) -> Mesh:
     """A mesh with every axis of `MESH_AXES`, size 1 where unused."""
-    devices = jax.devices() if devices is None else devices
     sizes = mesh_shape(config, len(devices))
     # Auto: XLA propagates shardings from parameters and constraints; make_mesh would default to Explicit.
     types = (AxisType.Auto,) * len(sizes)
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types, devices=devices)
 
 
+def batch_ways(sizes: Mapping[str, int]) -> int:
+    """Into how many parts the rows of a batch are split on a mesh of these axis sizes."""
+    return math.prod(sizes[axis] for axis in RULES["batch"])
+
+
 def check_batch(config: RunConfig, num_devices: int) -> None:
     """The micro-batch must split evenly over the devices that hold different rows."""
     sizes = mesh_shape(config.mesh, num_devices)
-    ways = math.prod(sizes[axis] for axis in RULES["batch"])
+    ways = batch_ways(sizes)
     micro = config.data.batch_size // config.train.accumulate
     if micro % ways:
         raise UserError(
@@ -140,10 +143,10 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(over or None))
 
 
-def global_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
+def global_batch(batch: Batch, mesh: Mesh) -> Batch:
     """This host's rows as its part of the global arrays."""
     sharding = batch_sharding(mesh)
-    return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()}
+    return jax.tree.map(lambda rows: jax.make_array_from_process_local_data(sharding, rows), batch)
 
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:

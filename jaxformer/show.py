@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 import jax
-from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import AbstractMesh
 from rich.console import Console
 from rich.table import Table
 
@@ -12,8 +12,7 @@ from jaxformer.config import MeshConfig, RunConfig
 from jaxformer.layers import abstract_params
 from jaxformer.sharding import path_name
 from jaxformer.train.metrics import step_flops
-from jaxformer.train.optim import make_optimizer
-from jaxformer.train.state import init_state, state_shardings
+from jaxformer.train.program import program_on_mesh
 from jaxformer.typing import PyTree
 
 
@@ -40,26 +39,22 @@ class Summary:
 
 def summarize(config: RunConfig) -> Summary:
     """Shapes through `eval_shape` and shardings on an abstract mesh: seconds for any size."""
-    mesh = _abstract_mesh(config.mesh)
-    shapes, axes = abstract_params(config.model)
-    optimizer = make_optimizer(config.optim, config.train.steps, axes)
-    state = jax.eval_shape(lambda: init_state(config, optimizer))
-    shardings = state_shardings(config, state, mesh)
+    program = program_on_mesh(config, _abstract_mesh(config.mesh), "cpu")
+    state, axes = program.abstract_state, abstract_params(config.model)[1]
     names = jax.tree.leaves(axes, is_leaf=lambda leaf: isinstance(leaf, tuple))
+    leaves = jax.tree_util.tree_leaves_with_path(program.abstract_params)
     rows = [
-        ParameterRow(path_name(path), leaf.shape, name, str(tuple(sharding.spec)), _shard_bytes(leaf, sharding))
-        for (path, leaf), name, sharding in zip(
-            jax.tree_util.tree_leaves_with_path(shapes), names, jax.tree.leaves(shardings.params), strict=True
-        )
+        ParameterRow(path_name(path), leaf.shape, name, str(tuple(leaf.sharding.spec)), _shard_bytes(leaf))
+        for (path, leaf), name in zip(leaves, names, strict=True)
     ]
     return Summary(
         parameters=rows,
         num_params=sum(math.prod(row.shape) for row in rows),
-        param_bytes=_tree_bytes(shapes, shardings.params),
-        optimizer_bytes=_tree_bytes(state.opt_state, shardings.opt_state),
-        total_bytes=_tree_bytes(state, shardings),
+        param_bytes=_tree_bytes((state.params, state.frozen)),
+        optimizer_bytes=_tree_bytes(state.opt_state),
+        total_bytes=_tree_bytes(state),
         step_flops=step_flops(config),
-        mesh=dict(mesh.shape),
+        mesh=dict(program.mesh.shape),
     )
 
 
@@ -93,10 +88,9 @@ def _abstract_mesh(config: MeshConfig) -> AbstractMesh:
     return AbstractMesh(tuple(sizes.values()), tuple(sizes))
 
 
-def _shard_bytes(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> int:
-    return math.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+def _shard_bytes(leaf: jax.ShapeDtypeStruct) -> int:
+    return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
 
 
-def _tree_bytes(tree: PyTree, shardings: PyTree) -> int:
-    pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(shardings), strict=True)
-    return sum(_shard_bytes(leaf, sharding) for leaf, sharding in pairs)
+def _tree_bytes(tree: PyTree) -> int:
+    return sum(_shard_bytes(leaf) for leaf in jax.tree.leaves(tree))

@@ -1,4 +1,4 @@
-"""Array aliases and the letter legend.
+"""Array aliases, the batch of a training step, and the letters that name dimensions.
 
 The letters below name dimensions everywhere: in variable suffixes (`q_BTNH`), einsum strings and docs.
 
@@ -11,6 +11,7 @@ A suffix is the logical shape, never the shape of a shard.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
@@ -20,12 +21,46 @@ Key = UInt32[Array, "2"]  # raw key data: checkpoints hold plain arrays only
 
 
 class Tokens(NamedTuple):
-    """One side of a batch: what the encoder or the decoder reads."""
+    """What the encoder or the decoder reads."""
 
     ids: Int[Array, "B T"]
     positions: Int[Array, "B T"]  # restart at 0 with every packed document
     segments: Int[Array, "B T"]  # 1, 2, ... per packed document; 0 is padding
-    types: Int[Array, "B T"] | None = None  # for models that tell kinds of tokens apart; none is all 0
+    types: Int[Array, "B T"] | None = None  # token types, for models that have them; None means all 0
+
+
+class Batch(NamedTuple):
+    """The inputs of one training or evaluation step: NumPy arrays on the host, global arrays on the devices.
+
+    A field that an objective does not use is None, which is an empty pytree.
+    """
+
+    tokens: Tokens  # read by the decoder, or by the encoder of an encoder-only model
+    targets: Int[Array, "B T"] | None = None
+    weights: Float[Array, "B T"] | None = None  # 0 where a position has no target
+    source: Tokens | None = None  # read by the encoder of an encoder-decoder
+    labels: Array | None = None  # of whole examples
+
+
+class BatchLayout(NamedTuple):
+    """The lengths of a batch's arrays."""
+
+    length: int
+    source_length: int = 0
+    """0 without an encoder-decoder's source."""
+
+
+def abstract_batch(layout: BatchLayout, num_rows: int) -> Batch:
+    """Shapes and dtypes of a batch of token ids, targets and weights."""
+
+    def tokens(length: int) -> Tokens:
+        ids = jax.ShapeDtypeStruct((num_rows, length), jnp.int32)
+        return Tokens(ids, ids, ids)
+
+    target = tokens(layout.length)
+    weights = jax.ShapeDtypeStruct(target.ids.shape, jnp.float32)
+    source = tokens(layout.source_length) if layout.source_length else None
+    return Batch(target, target.ids, weights, source)
 
 
 def tokens_from_ids(ids: Int[Array, "B T"], mask: Int[Array, "B T"] | None = None) -> Tokens:
@@ -37,12 +72,17 @@ def tokens_from_ids(ids: Int[Array, "B T"], mask: Int[Array, "B T"] | None = Non
     return Tokens(ids, positions, mask)
 
 
-def model_inputs(batch: Mapping[str, Array]) -> tuple[Tokens, Tokens | None]:
-    """The decoder's (or only) side and the encoder's side of a batch."""
-    target = Tokens(batch["tokens"], batch["positions"], batch["segments"])
-    if "inputs" not in batch:
-        return target, None
-    return target, Tokens(batch["inputs"], batch["input_positions"], batch["input_segments"])
-
-
-__all__ = ["Array", "Bool", "Float", "Int", "Key", "Params", "PyTree", "Tokens", "model_inputs", "tokens_from_ids"]
+__all__ = [
+    "Array",
+    "Batch",
+    "BatchLayout",
+    "Bool",
+    "Float",
+    "Int",
+    "Key",
+    "Params",
+    "PyTree",
+    "Tokens",
+    "abstract_batch",
+    "tokens_from_ids",
+]

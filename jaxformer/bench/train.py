@@ -4,7 +4,6 @@ import resource
 import statistics
 import time
 from collections.abc import Sequence
-from functools import partial
 
 import jax
 import numpy as np
@@ -19,14 +18,12 @@ from jaxformer.config import (
     apply_overrides,
     load_run_file,
 )
-from jaxformer.layers import Transformer, abstract_params
+from jaxformer.data.packing import packed_tokens
 from jaxformer.models.gpt2 import gpt2
-from jaxformer.run import make_runtime
-from jaxformer.sharding import global_batch, make_mesh
+from jaxformer.sharding import global_batch
 from jaxformer.train.metrics import step_flops
-from jaxformer.train.optim import make_optimizer
-from jaxformer.train.state import init_state, state_shardings
-from jaxformer.train.step import train_step
+from jaxformer.train.program import train_program
+from jaxformer.typing import Batch, Tokens
 
 
 def default_config() -> RunConfig:
@@ -43,19 +40,12 @@ class TrainBench:
     """A compiled train step and a random batch of the config's shape."""
 
     def __init__(self, config: RunConfig) -> None:
-        self.config, self.mesh = config, make_mesh(config.mesh)
-        optimizer = make_optimizer(config.optim, config.train.steps, abstract_params(config.model)[1])
-        model = Transformer(config.model, make_runtime(config.train, self.mesh.devices.flat[0].platform))
-        abstract = jax.eval_shape(lambda: init_state(config, optimizer))
-        shardings = state_shardings(config, abstract, self.mesh)
-        self.state = jax.jit(lambda: init_state(config, optimizer), out_shardings=shardings)()
-        self.batch = global_batch(random_batch(config), self.mesh)
-        step = partial(train_step, model=model, optimizer=optimizer, config=config)
-        step = jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
-        with jax.set_mesh(self.mesh):
-            lowered = step.lower(self.state, self.batch)
-            started = time.perf_counter()
-            self.compiled = lowered.compile()
+        self.config, program = config, train_program(config, jax.devices())
+        self.state = program.init()
+        self.batch = global_batch(random_batch(config), program.mesh)
+        lowered = program.lower()
+        started = time.perf_counter()
+        self.compiled = lowered.compile()
         self.compile_seconds = time.perf_counter() - started
 
     def step(self) -> float:
@@ -66,25 +56,21 @@ class TrainBench:
         return time.perf_counter() - started
 
 
-def random_batch(config: RunConfig) -> dict[str, np.ndarray]:
-    """Two packed documents a row, no padding."""
-    rng, shape = np.random.default_rng(0), (config.data.batch_size, config.data.length)
-    ids = rng.integers(0, config.model.vocab_size, shape, dtype=np.int32)
-    index = np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape)
-    cut = shape[1] // 2
-    batch = {
-        "tokens": ids,
-        "targets": np.roll(ids, -1, axis=1),
-        "positions": np.where(index < cut, index, index - cut),
-        "segments": np.where(index < cut, 1, 2).astype(np.int32),
-        "weights": np.ones(shape, np.float32),
-    }
-    if config.model.shape != "encoder-decoder":
-        return batch
-    shape = (shape[0], config.data.objective.input_length)
-    ones = np.ones(shape, np.int32)
-    inputs = rng.integers(0, config.model.vocab_size, shape, dtype=np.int32)
-    return batch | {"inputs": inputs, "input_positions": np.cumsum(ones, axis=1) - 1, "input_segments": ones}
+def random_batch(config: RunConfig) -> Batch:
+    """Two packed documents per row, no padding."""
+    rng = np.random.default_rng(0)
+
+    def tokens(length: int) -> Tokens:
+        shape = (config.data.batch_size, length)
+        segments = np.where(np.arange(length) < length // 2, 1, 2).astype(np.int32)
+        return packed_tokens(
+            rng.integers(0, config.model.vocab_size, shape, dtype=np.int32), np.broadcast_to(segments, shape)
+        )
+
+    target, (length, source_length) = tokens(config.data.length), config.data.batch_layout
+    weights = np.ones((config.data.batch_size, length), np.float32)
+    source = tokens(source_length) if source_length else None
+    return Batch(target, np.roll(target.ids, -1, axis=1), weights, source)
 
 
 def bench_train(config_file: str | None, overrides: Sequence[str], repeats: int) -> str:

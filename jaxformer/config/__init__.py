@@ -1,17 +1,16 @@
-"""The typed config tree: load, override, validate, save."""
+"""The typed config tree: load, override, validate, save, migrate."""
 
 from jaxformer.config.base import Config as Config
 from jaxformer.config.data import (
     ArrayRecordSource as ArrayRecordSource,
     ByteTokenizer as ByteTokenizer,
-    Causal as Causal,
     DataConfig as DataConfig,
     DatesSource as DatesSource,
+    DirectoryTokenizer as DirectoryTokenizer,
     HuggingFaceTokenizer as HuggingFaceTokenizer,
     JsonlSource as JsonlSource,
     MemorySource as MemorySource,
     SentencePieceTokenizer as SentencePieceTokenizer,
-    Seq2Seq as Seq2Seq,
     Source as Source,
     StdlibSource as StdlibSource,
     TextSource as TextSource,
@@ -19,9 +18,14 @@ from jaxformer.config.data import (
     TsvSource as TsvSource,
 )
 from jaxformer.config.files import (
-    load_json as load_json,
+    dump_config as dump_config,
     load_run_file as load_run_file,
-    save_json as save_json,
+    parse_config as parse_config,
+)
+from jaxformer.config.metrics import (
+    ExactMatch as ExactMatch,
+    MetricConfig as MetricConfig,
+    Perplexity as Perplexity,
 )
 from jaxformer.config.model import (
     Activation as Activation,
@@ -40,6 +44,7 @@ from jaxformer.config.model import (
     LinearScaling as LinearScaling,
     MlpConfig as MlpConfig,
     ModelConfig as ModelConfig,
+    ModelShape as ModelShape,
     MoeConfig as MoeConfig,
     NormalInit as NormalInit,
     NormConfig as NormConfig,
@@ -53,6 +58,12 @@ from jaxformer.config.model import (
     TransformConfig as TransformConfig,
     XavierInit as XavierInit,
     YarnScaling as YarnScaling,
+)
+from jaxformer.config.objectives import (
+    OBJECTIVE_CONFIGS as OBJECTIVE_CONFIGS,
+    Causal as Causal,
+    ObjectiveConfig as ObjectiveConfig,
+    Seq2Seq as Seq2Seq,
 )
 from jaxformer.config.optim import (
     Adafactor as Adafactor,
@@ -69,10 +80,11 @@ from jaxformer.config.optim import (
 )
 from jaxformer.config.overrides import apply_overrides as apply_overrides
 from jaxformer.config.run import (
-    OBJECTIVE_SHAPES as OBJECTIVE_SHAPES,
     CheckpointConfig as CheckpointConfig,
     EvaluateConfig as EvaluateConfig,
     MeshConfig as MeshConfig,
+    ParameterSelector as ParameterSelector,
     RunConfig as RunConfig,
+    StartConfig as StartConfig,
     TrainConfig as TrainConfig,
 )

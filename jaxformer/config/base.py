@@ -1,5 +1,7 @@
 """The base class of every config node: frozen, closed to unknown fields, validated."""
 
+from typing import Any, Self
+
 from pydantic import BaseModel, ConfigDict
 
 
@@ -11,3 +13,7 @@ class Config(BaseModel):
         use_attribute_docstrings=True,
         allow_inf_nan=False,  # JSON has neither
     )
+
+    def replace(self, **fields: Any) -> Self:
+        """A copy with these fields changed, validated as a whole: how one config derives from another."""
+        return type(self).model_validate({**dict(self), **fields})

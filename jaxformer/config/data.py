@@ -1,10 +1,12 @@
-"""What a run reads: sources, tokenizer, objective, lengths and batch size."""
+"""What a run reads: sources, tokenizer, lengths and batch size."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from jaxformer.config.base import Config
+from jaxformer.config.objectives import Causal, Objective
+from jaxformer.typing import BatchLayout
 
 Paths = Annotated[tuple[str, ...], Field(min_length=1)]
 
@@ -115,25 +117,16 @@ class HuggingFaceTokenizer(Config):
     """The directory, or its `tokenizer.json`; the files beside it name the special tokens."""
 
 
-Tokenizer = Annotated[SentencePieceTokenizer | ByteTokenizer | HuggingFaceTokenizer, Field(discriminator="kind")]
+class DirectoryTokenizer(Config):
+    """The tokenizer of a run directory or a Hugging Face directory, such as the one training starts from."""
+
+    kind: Literal["directory"] = "directory"
+    path: str
 
 
-# ---------------------------------------------------------------- objectives
-class Causal(Config):
-    """Predict every next token of a document, ended by eos."""
-
-    kind: Literal["causal"] = "causal"
-
-
-class Seq2Seq(Config):
-    """Predict `targets`, ended by eos, from `inputs`, ended by eos."""
-
-    kind: Literal["seq2seq"] = "seq2seq"
-    input_length: PositiveInt
-    """Length of the encoder's rows; `data.length` is the decoder's."""
-
-
-Objective = Annotated[Causal | Seq2Seq, Field(discriminator="kind")]
+Tokenizer = Annotated[
+    SentencePieceTokenizer | ByteTokenizer | HuggingFaceTokenizer | DirectoryTokenizer, Field(discriminator="kind")
+]
 
 
 # ---------------------------------------------------------------- data
@@ -142,6 +135,7 @@ class DataConfig(Config):
     heldout: Source | None = None
     """Evaluated during and after training; none means no evaluation."""
     tokenizer: Tokenizer = SentencePieceTokenizer()
+    """With train.start, the default means the tokenizer of that directory."""
     objective: Objective = Causal()
     length: PositiveInt = 256
     """Tokens in a row the model trains on."""
@@ -153,3 +147,8 @@ class DataConfig(Config):
     """Worker processes that build batches; 0 uses threads of the training process."""
     prefetch: PositiveInt = 8
     """Batches held ready."""
+
+    @property
+    def batch_layout(self) -> BatchLayout:
+        """Lengths of the arrays in a batch."""
+        return BatchLayout(self.length, self.objective.source_length)

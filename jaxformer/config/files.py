@@ -1,32 +1,36 @@
-"""Run files in, `config.json` in and out.
+"""Run files in, `config.json` text in and out.
 
-A run file is Python with a function `config()` that returns a `RunConfig`. It is executed only when the
-user names it on the command line; a run directory is always reloaded from its `config.json`.
+A run file is Python with a function `config()` that returns a `RunConfig`. It is executed only when the user names
+it on the command line; a run directory is always reloaded from its `config.json`.
 """
 
 import json
 import runpy
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
+from jaxformer.config.migrate import VERSION, migrate
 from jaxformer.config.overrides import apply_overrides, explained, validated
 from jaxformer.config.run import RunConfig
 from jaxformer.errors import UserError
 
-FILE_NAME = "config.json"
 
-
-def load_run_file(path: str | Path, overrides: tuple[str, ...] | list[str] = ()) -> RunConfig:
+def load_run_file(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """The config a Python run file returns, with overrides and the default workdir applied."""
     path = Path(path)
     if not path.is_file():
         raise UserError(f"config file '{path}' does not exist: name a Python file such as configs/quickstart.py")
     try:
-        function = runpy.run_path(str(path)).get("config")
-        if function is None:
-            raise UserError(f"config file '{path}' has no function config()")
-        config = function()
+        with _importable_neighbours(path.resolve().parent):
+            function = runpy.run_path(str(path)).get("config")
+            if function is None:
+                raise UserError(f"config file '{path}' has no function config()")
+            config = function()
     except ValidationError as error:
         raise UserError("\n".join(f"{path}: {line}" for line in explained(error))) from None
     if not isinstance(config, RunConfig):
@@ -35,21 +39,33 @@ def load_run_file(path: str | Path, overrides: tuple[str, ...] | list[str] = ())
     return config if config.workdir else config.model_copy(update={"workdir": f"runs/{path.stem}"})
 
 
-def load_json(directory: str | Path) -> RunConfig:
-    """The config of a run directory; executes no code."""
-    path = Path(directory) / FILE_NAME
-    if not path.is_file():
-        raise UserError(f"'{directory}' is not a run directory: it has no {FILE_NAME}")
+def parse_config(text: str, where: str) -> RunConfig:
+    """The config in the text of a `config.json`, of this version or an earlier one; executes no code."""
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not valid JSON ({error})") from None
-    return validated(RunConfig, tree, source=str(path))
+        tree = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}: not valid JSON ({error})") from None
+    return validated(RunConfig, migrate(tree, where) if isinstance(tree, dict) else tree, source=where)
 
 
-def save_json(config: RunConfig, directory: str | Path) -> None:
-    """Write `config.json`, whole or not at all."""
-    path = Path(directory) / FILE_NAME
-    partial = path.with_suffix(".json.partial")
-    partial.write_text(config.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    partial.replace(path)
+def dump_config(config: RunConfig) -> dict[str, Any]:
+    """The tree that `config.json` holds."""
+    return {"version": VERSION, **config.model_dump(mode="json")}
+
+
+@contextmanager
+def _importable_neighbours(directory: Path) -> Iterator[None]:
+    """Let a run file import the files beside it, and forget them afterwards.
+
+    Forgotten, because another directory may have a neighbour of the same name.
+    """
+    before = set(sys.modules)
+    sys.path.insert(0, str(directory))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(directory))
+        for name in set(sys.modules) - before:
+            origin = getattr(sys.modules[name], "__file__", None)
+            if origin is not None and Path(origin).parent == directory:
+                del sys.modules[name]

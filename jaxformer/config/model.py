@@ -20,6 +20,7 @@ from pydantic import (
 from jaxformer.config.base import Config
 
 Rate = Annotated[float, Field(ge=0.0, lt=1.0)]
+ModelShape = Literal["encoder-decoder", "decoder-only", "encoder-only"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 
 
@@ -425,7 +426,7 @@ class ModelConfig(Config):
     init: InitConfig = InitConfig()
 
     @property
-    def shape(self) -> Literal["encoder-decoder", "decoder-only", "encoder-only"]:
+    def shape(self) -> ModelShape:
         if self.encoder is not None and self.decoder is not None:
             return "encoder-decoder"
         return "decoder-only" if self.decoder is not None else "encoder-only"

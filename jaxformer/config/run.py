@@ -1,24 +1,56 @@
 """A whole run as one typed tree, and the checks that span several of its branches."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from jaxformer.config.base import Config
-from jaxformer.config.data import ByteTokenizer, DataConfig, Seq2Seq
+from jaxformer.config.data import ByteTokenizer, DataConfig
+from jaxformer.config.metrics import Metric, Perplexity
+from jaxformer.config.migrate import metrics_from_exact_match
 from jaxformer.config.model import ModelConfig
 from jaxformer.config.optim import InverseSqrt, OptimConfig, WarmupStableDecay
 from jaxformer.errors import UserError
 
-OBJECTIVE_SHAPES = {"causal": "decoder-only", "seq2seq": "encoder-decoder"}
-"""What each objective trains."""
 AxisSize = Annotated[int, Field(ge=-1)]
+
+
+class StartConfig(Config):
+    """Weights to start training from; a plain path is the same as `{path: ...}`."""
+
+    path: str
+    """A run directory, a Hugging Face directory, or hf://org/name."""
+    step: NonNegativeInt | None = None
+    """Which checkpoint of a run directory; none means the latest."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_path(cls, value: Any) -> Any:
+        return {"path": value} if isinstance(value, str) else value
+
+
+class ParameterSelector(Config):
+    """Parameters by path and depth; a plain glob is the same as `{path: ...}`."""
+
+    path: str
+    """A glob on parameter paths, such as `embedding/*` or `*/attention/*`; `*` also matches `/`."""
+    layers: tuple[int, int] | None = None
+    """Only these layers of a stack, half-open as a Python slice: (0, -1) is all but the last."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_glob(cls, value: Any) -> Any:
+        return {"path": value} if isinstance(value, str) else value
 
 
 class TrainConfig(Config):
     steps: PositiveInt = 1000
     accumulate: PositiveInt = 1
     """Split each batch into this many forward-backward passes; the result is that of the whole batch."""
+    start: StartConfig | None = None
+    """Start from these weights instead of random ones; `model` may then be omitted and comes from there."""
+    freeze: tuple[ParameterSelector, ...] = ()
+    """Parameters that are not trained; they have no gradients and no optimizer state."""
     log_every: PositiveInt = 10
     z_loss: NonNegativeFloat = 0.0
     """Weight of log(Z)^2, which keeps the softmax normaliser near 1."""
@@ -65,7 +97,9 @@ class CheckpointConfig(Config):
     """Steps between checkpoints; the last step always has one."""
     keep_last: PositiveInt = 2
     keep_best: NonNegativeInt = 1
-    """Also keep this many with the lowest held-out loss; counts only steps that were evaluated."""
+    """Also keep this many with the best value of `best`; counts only steps at which it was measured."""
+    best: str = "heldout_loss"
+    """The metric value that selects the best checkpoints."""
 
 
 class EvaluateConfig(Config):
@@ -73,20 +107,26 @@ class EvaluateConfig(Config):
     """Steps between evaluations during training; none evaluates only at the end."""
     batches: PositiveInt | None = None
     """Held-out batches per evaluation; none takes the whole held-out set."""
-    exact_match: NonNegativeInt = 0
-    """Sequence-to-sequence only: decode this many held-out pairs and count exact answers."""
+    metrics: tuple[Metric, ...] = (Perplexity(),)
+    """What is measured, each as often as its own `every` says."""
     prompts: tuple[str, ...] = ()
     """Shown with their continuation after training."""
     max_new_tokens: PositiveInt = 64
     temperature: Annotated[float, Field(ge=0.0)] = 0.0
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _earlier_names(cls, value: Any) -> Any:
+        return metrics_from_exact_match(value) if isinstance(value, dict) else value
+
 
 class RunConfig(Config):
     workdir: str = ""
     """Where the run lives; empty means runs/<name of the config file>."""
     seed: NonNegativeInt = 0
-    model: ModelConfig
+    model: ModelConfig | None = None
+    """None only until training with `train.start` has read the model from there."""
     data: DataConfig | None = None
     """None for a model that was imported: training and evaluation need it, decoding does not."""
     optim: OptimConfig = OptimConfig()
@@ -97,10 +137,15 @@ class RunConfig(Config):
 
     @model_validator(mode="after")
     def _branches_agree(self) -> "RunConfig":
+        if self.model is None and self.train.start is None:
+            raise ValueError("model is missing: set it, or set train.start to take it from another run")
         if self.data is not None:
-            _check_lengths(self)
-            _check_shape(self)
+            _check_batch(self)
+            if self.model is not None:
+                _check_lengths(self)
+                _check_shape(self)
         _check_steps(self)
+        _check_best(self)
         return self
 
     def check_data(self) -> None:
@@ -113,15 +158,16 @@ class RunConfig(Config):
 
 
 def _check_lengths(cfg: RunConfig) -> None:
-    limit = cfg.model.max_length
-    lengths = {"data.length": cfg.data.length}
-    if isinstance(cfg.data.objective, Seq2Seq):
-        lengths["data.objective.input_length"] = cfg.data.objective.input_length
+    limit, layout = cfg.model.max_length, cfg.data.batch_layout
+    lengths = {"data.length": layout.length, "data.objective.input_length": layout.source_length}
     for field, length in lengths.items():
         if limit is not None and length > limit:
             raise ValueError(
                 f"{field}={length} is longer than the {limit} of {_limit_name(cfg.model)}: shorten the rows or raise it"
             )
+
+
+def _check_batch(cfg: RunConfig) -> None:
     if cfg.train.loss_chunks != "auto" and cfg.data.length % cfg.train.loss_chunks:
         raise ValueError(
             f"data.length={cfg.data.length} is not a multiple of train.loss_chunks={cfg.train.loss_chunks}"
@@ -138,18 +184,29 @@ def _limit_name(model: ModelConfig) -> str:
 
 
 def _check_shape(cfg: RunConfig) -> None:
-    wanted = OBJECTIVE_SHAPES[cfg.data.objective.kind]
-    if cfg.model.shape != wanted:
+    objective = cfg.data.objective
+    if cfg.model.shape not in objective.shapes:
         raise ValueError(
-            f"data.objective.kind={cfg.data.objective.kind} trains a {wanted} model but model is {cfg.model.shape}: "
-            "change the objective or the stacks"
+            f"data.objective.kind={objective.kind} trains a {' or '.join(objective.shapes)} model but model is "
+            f"{cfg.model.shape}: change the objective or the stacks"
         )
-    if cfg.evaluate.exact_match and wanted != "encoder-decoder":
-        raise ValueError(
-            f"evaluate.exact_match={cfg.evaluate.exact_match} needs data.objective.kind=seq2seq, set it to 0"
-        )
+    for i, metric in enumerate(cfg.evaluate.metrics):
+        if cfg.model.shape not in metric.shapes:
+            raise ValueError(
+                f"evaluate.metrics.{i}.kind={metric.kind} measures a {' or '.join(metric.shapes)} model but model is "
+                f"{cfg.model.shape}: remove that metric"
+            )
     if isinstance(cfg.data.tokenizer, ByteTokenizer) and cfg.model.vocab_size < 259:
         raise ValueError(f"model.vocab_size={cfg.model.vocab_size} is less than the 259 ids of the bytes tokenizer")
+
+
+def _check_best(cfg: RunConfig) -> None:
+    measured = [name for metric in cfg.evaluate.metrics for name in metric.values]
+    if cfg.checkpoint.keep_best and cfg.checkpoint.best not in measured:
+        raise ValueError(
+            f"checkpoint.best={cfg.checkpoint.best!r} is not measured by evaluate.metrics, which give: "
+            f"{', '.join(measured) or 'nothing'}: name one of them or set checkpoint.keep_best=0"
+        )
 
 
 def _check_steps(cfg: RunConfig) -> None:

@@ -1,7 +1,7 @@
-"""Data: sources, tokenizers, objectives, packing, and batches by step."""
+"""Data, from files to batches: sources -> tokenizer -> packing -> sets (in memory or prepared on disk) -> loader."""
 
-from jaxformer.data.packing import Batch as Batch
-from jaxformer.data.pipeline import Loader as Loader, make_loader as make_loader
+from jaxformer.data.loader import Loader as Loader, make_loader as make_loader
+from jaxformer.data.packing import Objective as Objective
 from jaxformer.data.prepared import (
     load_heldout as load_heldout,
     load_sets as load_sets,
@@ -9,7 +9,7 @@ from jaxformer.data.prepared import (
     prepare as prepare,
 )
 from jaxformer.data.sets import PackedSet as PackedSet, Sets as Sets, build_set as build_set
-from jaxformer.data.sources import Documents as Documents, open_source as open_source
+from jaxformer.data.sources import Documents as Documents, Example as Example, open_source as open_source
 from jaxformer.data.tokenizer import (
     Bytes as Bytes,
     HuggingFace as HuggingFace,

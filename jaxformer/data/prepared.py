@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from jaxformer.config import DataConfig, RunConfig
-from jaxformer.data.objectives import OBJECTIVES
-from jaxformer.data.packing import Layout
-from jaxformer.data.records import open_records, read_record, write_records
+from jaxformer.config import DataConfig
+from jaxformer.data.packing import Layout, Objective
 from jaxformer.data.sets import PackedSet, Sets, build_set, build_sets
+from jaxformer.data.sources.records import open_records, read_record, write_records
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
+from jaxformer.rundir import write_json
 
 META_FILE = "meta.json"
 FORMAT = 1  # raise when a record's layout changes
@@ -41,42 +41,41 @@ class RecordFile:
         return np.frombuffer(data, "<i4").reshape(len(indices), self._width)
 
 
-def prepare(cfg: RunConfig, tokenizer: Tokenizer, directory: str | Path) -> Sets:
+def prepare(cfg: DataConfig, objective: Objective, tokenizer: Tokenizer, directory: str | Path) -> Sets:
     """Tokenise and pack both sets into a directory, and open them."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / META_FILE).unlink(missing_ok=True)
     tokenizer.save(directory)
     counts = {}
-    for name, source in _sources(cfg.data).items():
-        packed = build_set(cfg, tokenizer, source)
+    for name, source in _sources(cfg).items():
+        packed = build_set(cfg, objective, tokenizer, source)
         write_records(directory / f"{name}.array_record", _serialised(packed))
         counts[name] = {"rows": len(packed), "tokens": packed.num_tokens, "bytes": packed.num_bytes}
-    _write_meta(directory, _settings(cfg.data, tokenizer), counts)
-    return open_prepared(cfg, tokenizer, directory)
+    write_json(directory / META_FILE, {"settings": _settings(cfg, tokenizer), "sets": counts})
+    return open_prepared(cfg, objective, tokenizer, directory)
 
 
-def open_prepared(cfg: RunConfig, tokenizer: Tokenizer, directory: str | Path) -> Sets:
+def open_prepared(cfg: DataConfig, objective: Objective, tokenizer: Tokenizer, directory: str | Path) -> Sets:
     """The sets of a prepared directory, if it was prepared from the same config and tokenizer."""
     directory = Path(directory)
     meta = _read_meta(directory)
-    _check_settings(meta.get("settings", {}), _settings(cfg.data, tokenizer), directory)
-    layout = OBJECTIVES[cfg.data.objective.kind].layout(cfg.data)
-    sets = {name: _open_set(directory, name, meta["sets"][name], layout) for name in _sources(cfg.data)}
+    _check_settings(meta.get("settings", {}), _settings(cfg, tokenizer), directory)
+    sets = {name: _open_set(directory, name, meta["sets"][name], objective.layout) for name in _sources(cfg)}
     return Sets(sets["train"], sets.get("heldout"))
 
 
-def load_sets(cfg: RunConfig, tokenizer: Tokenizer, directory: str | Path) -> Sets:
+def load_sets(cfg: DataConfig, objective: Objective, tokenizer: Tokenizer, directory: str | Path) -> Sets:
     """The prepared sets of a directory if it holds some, else sets built in memory."""
     prepared = (Path(directory) / META_FILE).is_file()
-    return open_prepared(cfg, tokenizer, directory) if prepared else build_sets(cfg, tokenizer)
+    return open_prepared(cfg, objective, tokenizer, directory) if prepared else build_sets(cfg, objective, tokenizer)
 
 
-def load_heldout(cfg: RunConfig, tokenizer: Tokenizer, directory: str | Path) -> PackedSet:
+def load_heldout(cfg: DataConfig, objective: Objective, tokenizer: Tokenizer, directory: str | Path) -> PackedSet:
     """The held-out set alone, prepared or built in memory."""
     if (Path(directory) / META_FILE).is_file():
-        return open_prepared(cfg, tokenizer, directory).heldout
-    return build_set(cfg, tokenizer, cfg.data.heldout)
+        return open_prepared(cfg, objective, tokenizer, directory).heldout
+    return build_set(cfg, objective, tokenizer, cfg.heldout)
 
 
 def _sources(cfg: DataConfig) -> dict[str, Any]:
@@ -100,12 +99,6 @@ def _settings(cfg: DataConfig, tokenizer: Tokenizer) -> dict[str, Any]:
     """Everything the records depend on, by its name in the config."""
     fields = cfg.model_dump(mode="json", include=set(FIELDS))
     return {"format": FORMAT, "tokenizer": tokenizer.digest} | {f"data.{name}": fields[name] for name in FIELDS}
-
-
-def _write_meta(directory: Path, settings: dict[str, Any], counts: dict[str, Any]) -> None:
-    partial = directory / f"{META_FILE}.partial"
-    partial.write_text(json.dumps({"settings": settings, "sets": counts}, indent=2) + "\n", encoding="utf-8")
-    partial.replace(directory / META_FILE)
 
 
 def _read_meta(directory: Path) -> dict[str, Any]:

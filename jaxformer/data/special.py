@@ -9,14 +9,14 @@ from jaxformer.config import ModelConfig
 from jaxformer.data.tokenizer import Tokenizer
 
 
-class Special(NamedTuple):
+class SpecialTokens(NamedTuple):
     bos: int | None
     start: int | None  # what the decoder of an encoder-decoder reads first
     eos: tuple[int, ...]  # any of them ends a text; the first is the one trained on
 
 
-def special_ids(model: ModelConfig, tokenizer: Tokenizer | None) -> Special:
+def special_ids(model: ModelConfig, tokenizer: Tokenizer | None) -> SpecialTokens:
     given = model.special
     bos = given.bos if given.bos is not None or tokenizer is None else tokenizer.bos_id
     start = bos if given.decoder_start is None else given.decoder_start
-    return Special(bos, start, given.eos or (() if tokenizer is None else (tokenizer.eos_id,)))
+    return SpecialTokens(bos, start, given.eos or (() if tokenizer is None else (tokenizer.eos_id,)))

@@ -14,7 +14,6 @@ from jaxformer.decode.batch import Decoded, Row, on_mesh, padded, padded_size, t
 from jaxformer.decode.beam import BeamSearch, searched
 from jaxformer.decode.program import program
 from jaxformer.decode.queue import answered, text_of
-from jaxformer.decode.score import token_scores
 from jaxformer.decode.settings import SAMPLED_ONLY, SamplingConfig, is_number, is_whole
 from jaxformer.decode.stream import pieces
 from jaxformer.decode.texts import (
@@ -33,9 +32,11 @@ from jaxformer.decode.texts import (
 )
 from jaxformer.errors import UserError
 from jaxformer.layers import Transformer
+from jaxformer.objectives.base import token_loss
+from jaxformer.ops.losses import LossOptions, auto_chunks
 from jaxformer.ops.pooling import pooled
 from jaxformer.run import Run
-from jaxformer.typing import Array, Float, Int, Params, Tokens, tokens_from_ids
+from jaxformer.typing import Array, Batch, Float, Int, Params, Tokens, tokens_from_ids
 
 BATCH = 32  # rows decoded together
 
@@ -328,7 +329,9 @@ def _score_batch(run: Run, ids: list[list[int]], sources: list[list[int]] | None
 def _log_probs(
     model: Transformer, params: Params, previous: Tokens, targets_BT: Array, source: Tokens | None
 ) -> Float[Array, "B T"]:
-    return token_scores(model, params, previous, targets_BT, source).log_probs_BT
+    batch = Batch(previous, targets_BT, jnp.ones(targets_BT.shape, jnp.float32), source)
+    chunks = auto_chunks(*targets_BT.shape, model.config.vocab_size)
+    return -token_loss(model, params, batch, LossOptions(num_chunks=chunks))[1].nll_BT
 
 
 # ---------------------------------------------------------------- hidden states

@@ -1,13 +1,14 @@
 """Exact-match accuracy of a sequence-to-sequence model on held-out pairs."""
 
-from jaxformer.data import open_source
+from jaxformer.config import ExactMatch
 from jaxformer.decode.requests import generate
+from jaxformer.evaluate.heldout import HeldOut
 from jaxformer.run import Run
 
 
-def exact_match(run: Run, num_examples: int) -> float:
-    """Share of held-out pairs whose greedy output is the target to the letter."""
-    documents = open_source(run.config.data.heldout)
-    pairs = [documents[i] for i in range(min(num_examples, len(documents)))]
+def exact_match(config: ExactMatch, run: Run, heldout: HeldOut) -> dict[str, float]:
+    """Share of held-out pairs whose greedy output equals the target."""
+    documents = heldout.documents()
+    pairs = [documents[i] for i in range(min(config.num_examples, len(documents)))]
     outputs = generate(run, [pair["inputs"] for pair in pairs], max_new_tokens=run.config.data.length)
-    return sum(out == pair["targets"] for out, pair in zip(outputs, pairs, strict=True)) / len(pairs)
+    return {"exact_match": sum(out == pair["targets"] for out, pair in zip(outputs, pairs, strict=True)) / len(pairs)}

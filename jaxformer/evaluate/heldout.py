@@ -1,47 +1,47 @@
-"""Held-out loss: perplexity, token accuracy and bits per byte."""
+"""Held-out data as metrics see it: batches with their loss, and the examples themselves."""
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator
+from functools import partial
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 
-from jaxformer.data import Loader
-from jaxformer.decode.score import token_scores
+from jaxformer.config import RunConfig
+from jaxformer.data import Documents, Loader, PackedSet, open_source
 from jaxformer.layers import Transformer
-from jaxformer.ops.losses import LossSums
-from jaxformer.sharding import global_batch
-from jaxformer.typing import Array, Params, model_inputs
+from jaxformer.objectives import OBJECTIVES
+from jaxformer.ops.losses import LossOptions, LossSums, auto_chunks
+from jaxformer.run import Run
+from jaxformer.sharding import batch_ways, global_batch
+from jaxformer.typing import Batch, Params
 
 
-def eval_step(params: Params, batch: Mapping[str, Array], *, model: Transformer) -> LossSums:
-    """Sums over one batch: no dropout, no smoothing, no z-loss."""
-    target, source = model_inputs(batch)
-    scores, weights_BT = token_scores(model, params, target, batch["targets"], source), batch["weights"]
-    nll = -jnp.sum(scores.log_probs_BT * weights_BT)
-    return LossSums(nll, nll, jnp.sum(scores.correct_BT * weights_BT), jnp.sum(weights_BT))
+class HeldOut:
+    """The held-out set of a run."""
+
+    def __init__(self, config: RunConfig, loader: Loader, mesh: Mesh) -> None:
+        self.config, self.loader, self.mesh = config, loader, mesh
+        loss = OBJECTIVES[config.data.objective.kind].loss
+        rows = loader.num_rows * loader.num_hosts // batch_ways(mesh.shape)
+        # No smoothing and no z-loss: the plain loss, in chunks as in training.
+        options = LossOptions(num_chunks=auto_chunks(rows, config.data.length, config.model.vocab_size))
+        self._step = jax.jit(partial(_loss_sums, loss=loss, options=options), static_argnames="model")
+
+    @property
+    def packed_set(self) -> PackedSet:
+        return self.loader.packed_set
+
+    def documents(self) -> Documents:
+        """The examples before tokenisation."""
+        return open_source(self.config.data.heldout)
+
+    def losses(self, run: Run, max_batches: int | None = None) -> Iterator[LossSums]:
+        """The loss sums of each batch, still on the devices: fetching each at once would stall them."""
+        num_batches = min(self.loader.num_batches, max_batches or self.loader.num_batches)
+        with jax.set_mesh(self.mesh):
+            for batch in self.loader.iterate(0, num_batches):
+                yield self._step(run.params, global_batch(batch, self.mesh), model=run.model)
 
 
-def heldout_metrics(
-    step: Callable[[Params, Mapping[str, Array]], LossSums],
-    params: Params,
-    loader: Loader,
-    mesh: Mesh,
-    max_batches: int | None = None,
-) -> dict[str, float]:
-    """Means over the held-out set, or its first `max_batches` batches; `step` is a jitted `eval_step`."""
-    num_batches = min(loader.num_batches, max_batches or loader.num_batches)
-    # Sums stay on the device until the end: fetching each would stall it.
-    sums = [step(params, global_batch(batch, mesh)) for batch in loader.iterate(0, num_batches)]
-    _, nll, correct, weight = np.sum(jax.device_get(sums), axis=0, dtype=np.float64)
-    packed = loader.packed_set
-    bits_per_token = nll / weight / math.log(2)
-    return {
-        "heldout_loss": float(nll / weight),
-        "heldout_perplexity": float(np.exp(nll / weight)),
-        "heldout_accuracy": float(correct / weight),
-        # Over the whole set exact; over its first batches with the whole set's tokens per byte.
-        "heldout_bits_per_byte": float(bits_per_token * packed.num_tokens / packed.num_bytes),
-    }
+def _loss_sums(params: Params, batch: Batch, *, model: Transformer, loss, options: LossOptions) -> LossSums:
+    return loss(model, params, batch, options)[0]

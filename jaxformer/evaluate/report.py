@@ -1,119 +1,94 @@
-"""Everything an evaluation says about a run: held-out metrics, exact match, samples."""
+"""`jaxformer evaluate`: the metrics of a run directory, and how metrics and samples are shown."""
 
-import json
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import jax
-from jax.sharding import Mesh
 
-from jaxformer.config import apply_overrides
-from jaxformer.convert.directory import is_hugging_face
+from jaxformer.config import RunConfig, apply_overrides
+from jaxformer.convert.directory import HuggingFaceDirectory, is_hugging_face
 from jaxformer.convert.hub import local_directory
-from jaxformer.data import PackedSet, load_heldout, make_loader
+from jaxformer.data import load_heldout
 from jaxformer.decode.requests import generate
 from jaxformer.errors import UserError
-from jaxformer.evaluate.exact_match import exact_match
-from jaxformer.evaluate.heldout import eval_step, heldout_metrics
+from jaxformer.evaluate.loop import Evaluation
+from jaxformer.objectives import make_objective
 from jaxformer.run import Run, load, quantized_run
-from jaxformer.sharding import check_batch, make_mesh
+from jaxformer.rundir import RunDir
+from jaxformer.sharding import make_mesh
 
-FILE_NAME = "evaluation.json"
 
-
-def evaluate(
-    path: str | Path, overrides: tuple[str, ...] | list[str] = (), *, weights: str | None = None
-) -> dict[str, float]:
+def evaluate(path: str | Path, overrides: Sequence[str] = (), *, weights: str | None = None) -> dict[str, float]:
     """Metrics of the run in a directory on the held-out data of its config; also written to its evaluation.json.
 
     Args:
       weights: "int8" measures the model with quantized weights too, as `int8_*`.
     """
     directory = local_directory(path)
-    run = load(directory)
-    run.config = apply_overrides(run.config, overrides)
-    run.config.check_data()
-    if run.config.data.heldout is None:
+    config = apply_overrides(_read_config(directory), overrides)
+    config.check_data()
+    if config.data.heldout is None:
         raise UserError('data.heldout is none: set it, such as data.heldout=\'{"kind":"text","paths":[...]}\'')
+    mesh = make_mesh(config.mesh, jax.devices())
+    run = replace(load(directory, mesh=mesh if mesh.size > 1 else None), config=config)
     if run.tokenizer is None:
         raise UserError(f"'{directory}' has no tokenizer, and texts cannot be read without: put its files there")
-    check_batch(run.config, jax.device_count())
-    heldout = load_heldout(run.config, run.tokenizer, directory / "data")
-    mesh = make_mesh(run.config.mesh)
-    metrics = evaluate_run(run, heldout, mesh)
+    objective, run_dir = make_objective(config, run.tokenizer), RunDir(directory)
+    heldout = load_heldout(config.data, objective, run.tokenizer, run_dir.data)
+    evaluation = Evaluation(config, heldout, objective, mesh)
+    values = evaluation.measure(run)
     if weights is not None:
-        found = evaluate_run(quantized_run(run, weights), heldout, mesh)
-        metrics |= {f"{weights}_{name}": value for name, value in found.items()}
+        quantized = evaluation.measure(quantized_run(run, weights))
+        values |= {f"{weights}_{name}": value for name, value in quantized.items()}
     if not is_hugging_face(directory):
-        write_evaluation(directory, run.step, metrics)
-    return metrics
+        run_dir.write_evaluation(run.step, values)
+    return values
 
 
-def evaluate_run(run: Run, heldout: PackedSet, mesh: Mesh) -> dict[str, float]:
-    """Held-out metrics, and those that need decoding if the config asks for them."""
-    hosts = {"host": jax.process_index(), "num_hosts": jax.process_count()}
-    loader = make_loader(run.config, heldout, **hosts, train=False)
-    step = jax.jit(partial(eval_step, model=run.model))
-    with jax.set_mesh(mesh):
-        metrics = heldout_metrics(step, run.params, loader, mesh, run.config.evaluate.batches)
-    return metrics | decoded_metrics(run)
+def _read_config(directory: Path) -> RunConfig:
+    if is_hugging_face(directory):
+        return RunConfig(model=HuggingFaceDirectory(directory).model)
+    return RunDir(directory).read_config()
 
 
-def decoded_metrics(run: Run) -> dict[str, float]:
-    """Exact match, if the config counts it."""
-    count = run.config.evaluate.exact_match
-    return {"exact_match": exact_match(run, count)} if count else {}
-
-
-def write_evaluation(directory: Path, step: int, metrics: dict[str, float]) -> None:
-    """The latest evaluation, machine-readable."""
-    partial_file = directory / f"{FILE_NAME}.partial"
-    partial_file.write_text(json.dumps({"step": step, **metrics}, indent=2) + "\n", encoding="utf-8")
-    partial_file.replace(directory / FILE_NAME)
-
-
-def read_evaluation(directory: Path) -> dict[str, float]:
-    path = directory / FILE_NAME
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-
-
-NAMES = {
+LABELS = {
     "heldout_perplexity": ("held-out perplexity", "{:.2f}"),
     "heldout_bits_per_byte": ("bits per byte", "{:.3f}"),
     "heldout_accuracy": ("token accuracy", "{:.2%}"),
     "exact_match": ("exact match", "{:.2%}"),
 }
+"""How a value is shown; one without an entry is shown under its own name."""
+HIDDEN = ("step", "heldout_loss")
 
 
-def format_metrics(metrics: dict[str, float]) -> str:
-    """A line for people; with quantized weights another, and what they lose."""
-    lines = [_line(metrics, "")]
-    if "int8_heldout_loss" in metrics:
-        lost = metrics["int8_heldout_loss"] - metrics["heldout_loss"]
-        change = metrics["int8_heldout_perplexity"] / metrics["heldout_perplexity"] - 1
+def format_metrics(values: dict[str, float]) -> str:
+    """One line for people; with quantized weights a second one that says what they lose."""
+    plain = {name: value for name, value in values.items() if not name.startswith("int8_")}
+    lines = [_format_line(plain)]
+    if "int8_heldout_loss" in values:
+        quantized = {name.removeprefix("int8_"): value for name, value in values.items() if name not in plain}
+        lost = quantized["heldout_loss"] - values["heldout_loss"]
+        change = quantized["heldout_perplexity"] / values["heldout_perplexity"] - 1
         lines.append(
-            f"int8 weights: {_line(metrics, 'int8_')}   loss {lost:+.5f} nats a token, perplexity {change:+.3%}"
+            f"int8 weights: {_format_line(quantized)}   loss {lost:+.5f} nats per token, perplexity {change:+.3%}"
         )
     return "\n".join(lines)
 
 
-def _line(metrics: dict[str, float], prefix: str) -> str:
-    shown = ((label, form, prefix + name) for name, (label, form) in NAMES.items())
-    return "   ".join(f"{label} {form.format(metrics[name])}" for label, form, name in shown if name in metrics)
+def _format_line(values: dict[str, float]) -> str:
+    labelled = [name for name in LABELS if name in values]
+    others = [name for name in values if name not in LABELS and name not in HIDDEN]
+    shown = [(*LABELS[name], values[name]) for name in labelled] + [(n, "{:.4g}", values[n]) for n in others]
+    return "   ".join(f"{label} {form.format(value)}" for label, form, value in shown)
 
 
-def samples(run: Run) -> list[tuple[str, str]]:
-    """The config's prompts with what the model makes of them."""
+def generate_samples(run: Run) -> list[tuple[str, str]]:
+    """The config's prompts, each with the model's output."""
     cfg = run.config.evaluate
     prompts = list(cfg.prompts)
     if not prompts:
         return []
-    outputs = generate(
-        run,
-        prompts,
-        max_new_tokens=cfg.max_new_tokens,
-        temperature=cfg.temperature,
-        top_p=cfg.top_p,
-        seed=run.config.seed,
-    )
+    sampling = {"temperature": cfg.temperature, "top_p": cfg.top_p, "seed": run.config.seed}
+    outputs = generate(run, prompts, max_new_tokens=cfg.max_new_tokens, **sampling)
     return list(zip(prompts, outputs, strict=True))

@@ -1,6 +1,6 @@
 """Training from a config to a run directory; reads top to bottom.
 
-config -> data -> mesh -> shapes -> shardings -> restore or init -> jit(step) -> loop -> report
+config -> data -> program (mesh, model, shapes, shardings, jitted step) -> restore, start or init -> loop -> report
 """
 
 import shlex
@@ -9,101 +9,88 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
 
 import jax
 from rich.console import Console
 
-from jaxformer.checkpoint import Checkpoints, abstract_like
+from jaxformer import hosts
+from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import RunConfig
-from jaxformer.data import Sets, load_sets, load_tokenizer, make_loader, make_tokenizer, open_source
-from jaxformer.data.tokenizer import Tokenizer
-from jaxformer.evaluate.heldout import eval_step, heldout_metrics
-from jaxformer.evaluate.report import decoded_metrics, format_metrics, read_evaluation, samples, write_evaluation
-from jaxformer.layers import Transformer, abstract_params
-from jaxformer.run import Run, make_runtime
-from jaxformer.sharding import check_batch, global_batch, make_mesh
+from jaxformer.data import Sets, Tokenizer, load_sets, make_loader
+from jaxformer.evaluate.loop import Evaluation
+from jaxformer.evaluate.report import format_metrics, generate_samples
+from jaxformer.objectives import make_objective
+from jaxformer.run import Run
+from jaxformer.rundir import RunDir
+from jaxformer.sharding import global_batch
 from jaxformer.train.metrics import MetricWriter, peak_flops, step_flops
-from jaxformer.train.optim import make_optimizer
+from jaxformer.train.program import TrainProgram, train_program
 from jaxformer.train.progress import Bar, DivergedError, Recorder
-from jaxformer.train.state import init_state, state_shardings
-from jaxformer.train.step import train_step
-from jaxformer.train.workdir import check_workdir, write_run_files
-from jaxformer.typing import Params
+from jaxformer.train.start import complete_config, first_state
+from jaxformer.train.state import TrainState
+from jaxformer.train.workdir import check_workdir, find_or_make_tokenizer, write_run_files
 
 
 def train(config: RunConfig, console: Console | None = None) -> Run:
     """Train to `train.steps`, from the latest checkpoint if the workdir has one; evaluate and show samples."""
-    console = console or Console()
+    console = console or Console(quiet=not hosts.is_main())
 
-    # ------------------------------------------------------------ checks
+    # ------------------------------------------------------------ config
     config.check_data()
-    check_batch(config, jax.device_count())
-    resumes = check_workdir(config)
+    config = complete_config(config)
+    resumes, run_dir = check_workdir(config), RunDir(config.workdir)
+
+    # ------------------------------------------------------------ program: mesh, model, shardings, jitted step
+    devices = jax.devices()
+    program = train_program(config, devices)
 
     # ------------------------------------------------------------ data
-    tokenizer, sets = _open_data(config, resumes, console)
-    hosts = {"host": jax.process_index(), "num_hosts": jax.process_count()}
-    loader = make_loader(config, sets.train, **hosts)
-    heldout = None if sets.heldout is None else make_loader(config, sets.heldout, **hosts, train=False)
+    with console.status("reading, tokenising and packing the data"):
+        tokenizer = find_or_make_tokenizer(config, resumes)
+        objective = make_objective(config, tokenizer)
+        sets = load_sets(config.data, objective, tokenizer, run_dir.data)
+    loader = make_loader(config, sets.train, objective, host=hosts.process_index(), num_hosts=hosts.process_count())
+    evaluation = Evaluation(config, sets.heldout, objective, program.mesh)
+    console.print(_describe_data(config, sets))
 
-    # ------------------------------------------------------------ model, shapes, shardings
-    mesh = make_mesh(config.mesh)
-    model = Transformer(config.model, make_runtime(config.train, mesh.devices.flat[0].platform))
-    optimizer = make_optimizer(config.optim, config.train.steps, abstract_params(config.model)[1])
-    abstract = jax.eval_shape(lambda: init_state(config, optimizer))
-    shardings = state_shardings(config, abstract, mesh)
-    step_fn = jax.jit(
-        partial(train_step, model=model, optimizer=optimizer, config=config),
-        donate_argnums=0,
-        out_shardings=(shardings, None),
-    )
-    eval_fn = jax.jit(partial(eval_step, model=model))
-
-    workdir = Path(config.workdir)
-    with Checkpoints(workdir, config.checkpoint) as checkpoints, _stop_signals() as stopping:
-        # -------------------------------------------------------- restore or init
-        if checkpoints.latest is not None:
-            state, position = checkpoints.restore(abstract_like(abstract, shardings))
-            start = position["step"]
-        else:
-            state, start = jax.jit(lambda: init_state(config, optimizer), out_shardings=shardings)(), 0
+    with Checkpoints(run_dir, config) as checkpoints, _stop_signals() as stopping:
+        # -------------------------------------------------------- restore, start or init
+        state, start = first_state(program, checkpoints)
         if start >= config.train.steps:
-            console.print(_complete(workdir, start))
-            return Run(config, model, state.best_params, tokenizer, start, mesh if mesh.size > 1 else None)
+            console.print(_complete(run_dir, start))
+            return _make_run(program, state, tokenizer, start)
         write_run_files(config, tokenizer)  # not before everything a config can get wrong has been checked
-        _announce(console, config, start, state.params)
+        console.print(_describe_model(program, state, start))
 
         # -------------------------------------------------------- loop
-        steps, found = config.train.steps, {}
+        steps, values = config.train.steps, {}
         bar = Bar(console, start, steps)
-        with MetricWriter(workdir, start) as writer, bar, jax.set_mesh(mesh):
-            flops = {"step_flops": step_flops(config), "peak_flops": peak_flops(config)}
+        with MetricWriter(run_dir, start) as writer, bar, jax.set_mesh(program.mesh):
+            flops = {"step_flops": step_flops(config), "peak_flops": peak_flops(config, devices)}
             recorder = Recorder(writer, bar, log_every=config.train.log_every, **flops)
             batches = loader.iterate(start, steps)
             try:
                 for step in range(start + 1, steps + 1):
                     asked = time.perf_counter()
-                    batch = global_batch(next(batches), mesh)
+                    batch = global_batch(next(batches), program.mesh)
                     waited = time.perf_counter() - asked
-                    state, metrics = step_fn(state, batch)
+                    state, metrics = program.step(state, batch)
                     recorder.add(step, metrics, waited)
                     if step == start + 1:
                         recorder.flush()
                         recorder.pause()  # compilation is not training
 
-                    evaluates = heldout is not None and (step == steps or _due(step, config.evaluate.every))
-                    if evaluates:
+                    values = {}
+                    if due := evaluation.due(step):
                         recorder.flush()
-                        found = heldout_metrics(eval_fn, state.best_params, heldout, mesh, config.evaluate.batches)
-                        recorder.attach(found)
+                        values = evaluation.measure(_make_run(program, state, tokenizer, step), due)
+                        recorder.attach(values)
                         recorder.pause()
-                    if step == steps or stopping.is_set() or _due(step, config.checkpoint.every):
+                    stops = hosts.any_process(stopping.is_set())
+                    if step == steps or stops or step % config.checkpoint.every == 0:
                         recorder.flush()  # a step that diverged must not become a checkpoint
-                        loss = found["heldout_loss"] if evaluates else None
-                        checkpoints.save(step, state, config, {"step": step}, loss)
-                    if stopping.is_set():
+                        checkpoints.save(step, state, config, {"step": step}, values)
+                    if stops:
                         break
             except DivergedError as error:
                 raise DivergedError(_diverged(error, checkpoints)) from None
@@ -112,29 +99,20 @@ def train(config: RunConfig, console: Console | None = None) -> Run:
                 batches.close()
 
     # ------------------------------------------------------------ report
-    run = Run(config, model, state.best_params, tokenizer, step, mesh if mesh.size > 1 else None)
+    run = _make_run(program, state, tokenizer, step)
     if step < steps:
         console.print(f"stopped at step {step}; the same command continues from there")
         return run
-    if found:
-        write_evaluation(workdir, step, found | decoded_metrics(run))
-    _show(console, run, workdir)
+    if values:
+        run_dir.write_evaluation(step, values)
+        console.print(format_metrics(values), soft_wrap=True)
+    _show_samples(console, run, run_dir)
     return run
 
 
-def _open_data(config: RunConfig, resumes: bool, console: Console) -> tuple[Tokenizer, Sets]:
-    """The tokenizer, from the workdir or made now, and the sets; nothing is written."""
-    with console.status("reading, tokenising and packing the data"):
-        if resumes:
-            tokenizer = load_tokenizer(config.workdir)
-        else:
-            tokenizer = make_tokenizer(config, open_source(config.data.train))
-        sets = load_sets(config, tokenizer, Path(config.workdir) / "data")
-    console.print(
-        f"data: {sets.train.num_tokens:,} training tokens in {len(sets.train):,} rows of {config.data.length}"
-        + (f", {sets.heldout.num_tokens:,} held out" if sets.heldout is not None else "")
-    )
-    return tokenizer, sets
+def _make_run(program: TrainProgram, state: TrainState, tokenizer: Tokenizer, step: int) -> Run:
+    mesh = program.mesh if program.mesh.size > 1 else None
+    return Run(program.config, program.model, program.inference_params(state), tokenizer, step, mesh)
 
 
 @contextmanager
@@ -161,21 +139,30 @@ def _stop_signals() -> Iterator[threading.Event]:
             signal.signal(kind, before[kind])
 
 
-def _due(step: int, every: int | None) -> bool:
-    return every is not None and step % every == 0
-
-
-def _announce(console: Console, config: RunConfig, start: int, params: Params) -> None:
-    count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    where = f"continuing from step {start}" if start else "starting"
-    devices = f"{jax.device_count()} {jax.devices()[0].device_kind} device{'s' * (jax.device_count() > 1)}"
-    console.print(f"model: {config.model.shape}, {count:,} parameters on {devices}; {where}")
-
-
-def _complete(workdir: Path, step: int) -> str:
+def _describe_data(config: RunConfig, sets: Sets) -> str:
+    heldout = "" if sets.heldout is None else f", {sets.heldout.num_tokens:,} held out"
     return (
-        f"the run in {workdir} is complete at step {step}; raise train.steps to continue it, "
-        f"or try: jaxformer evaluate {workdir}"
+        f"data: {sets.train.num_tokens:,} training tokens in {len(sets.train):,} rows of {config.data.length}{heldout}"
+    )
+
+
+def _describe_model(program: TrainProgram, state: TrainState, start: int) -> str:
+    trained, fixed = (sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (state.params, state.frozen))
+    frozen = f", {fixed:,} of them frozen" if fixed else ""
+    start_from = program.config.train.start
+    begins = "starting" if start_from is None else f"starting from {start_from.path}"
+    devices = program.mesh.devices
+    return (
+        f"model: {program.config.model.shape}, {trained + fixed:,} parameters{frozen} on {devices.size} "
+        f"{devices.flat[0].device_kind} device{'s' * (devices.size > 1)}; "
+        + (f"continuing from step {start}" if start else begins)
+    )
+
+
+def _complete(run_dir: RunDir, step: int) -> str:
+    return (
+        f"the run in {run_dir} is complete at step {step}; raise train.steps to continue it, "
+        f"or try: jaxformer evaluate {run_dir}"
     )
 
 
@@ -189,15 +176,12 @@ def _diverged(error: DivergedError, checkpoints: Checkpoints) -> str:
     )
 
 
-def _show(console: Console, run: Run, workdir: Path) -> None:
-    """Metrics, samples, and what to do next."""
-    evaluation = read_evaluation(workdir)
-    if evaluation:
-        console.print(format_metrics(evaluation), soft_wrap=True)
-    for prompt, output in samples(run):
+def _show_samples(console: Console, run: Run, run_dir: RunDir) -> None:
+    """Samples, and what to do next."""
+    for prompt, output in generate_samples(run):
         console.rule(style="dim")
         joined = f"{prompt}{output}" if run.config.model.shape == "decoder-only" else f"{prompt} -> {output}"
         console.print(joined, markup=False, highlight=False)
     console.rule(style="dim")
     prompt = run.config.evaluate.prompts[0] if run.config.evaluate.prompts else "..."
-    console.print(f"run: {workdir}   next: jaxformer generate {workdir} --prompt {shlex.quote(prompt)}", soft_wrap=True)
+    console.print(f"run: {run_dir}   next: jaxformer generate {run_dir} --prompt {shlex.quote(prompt)}", soft_wrap=True)

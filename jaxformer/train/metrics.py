@@ -2,14 +2,16 @@
 
 import json
 import math
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 import jax
+from etils import epath
 
+from jaxformer import hosts
 from jaxformer.config import MlpConfig, ModelConfig, MoeConfig, RecurrentConfig, RunConfig, StackConfig
 from jaxformer.ops.recurrence import NUM_GATES
+from jaxformer.rundir import RunDir, write_file
 
 # Dense bfloat16 peak of one device in FLOP/s, from the vendors' data sheets.
 PEAK_FLOPS = {
@@ -29,16 +31,20 @@ PEAK_FLOPS = {
 class MetricWriter:
     """Appends to `metrics.jsonl` and to TensorBoard events in the run directory."""
 
-    def __init__(self, directory: Path, start_step: int) -> None:
+    def __init__(self, run_dir: RunDir, start_step: int) -> None:
+        self._file = self._events = None
+        if not hosts.is_main():
+            return
         from tensorboardX import SummaryWriter
 
-        path = directory / "metrics.jsonl"
-        _drop_after(path, start_step)
-        self._file = path.open("a", encoding="utf-8")
-        self._events = SummaryWriter(str(directory / "tensorboard"), purge_step=start_step + 1)
+        _drop_after(run_dir.metrics, start_step)
+        self._file = run_dir.metrics.open("a", encoding="utf-8")
+        self._events = SummaryWriter(str(run_dir.tensorboard), purge_step=start_step + 1)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """One JSON object; values that are not finite become null, which JSON can hold."""
+        if self._file is None:
+            return
         values = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         self._file.write(json.dumps({"step": step, **values}) + "\n")
         self._file.flush()
@@ -51,11 +57,12 @@ class MetricWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
-        self._events.close()
+        if self._file is not None:
+            self._file.close()
+            self._events.close()
 
 
-def _drop_after(path: Path, step: int) -> None:
+def _drop_after(path: epath.Path, step: int) -> None:
     """Forget what a killed run logged beyond its last checkpoint: those steps are about to be run again."""
     if not path.exists():
         return
@@ -66,20 +73,18 @@ def _drop_after(path: Path, step: int) -> None:
                 kept.append(line)
         except json.JSONDecodeError:  # the line the kill cut short
             continue
-    partial = path.with_suffix(".jsonl.partial")
-    partial.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
-    partial.replace(path)
+    write_file(path, "".join(line + "\n" for line in kept).encode())
 
 
-def peak_flops(config: RunConfig) -> float | None:
-    """Peak of one device, stated or looked up; none if unknown."""
-    return config.train.peak_flops or PEAK_FLOPS.get(jax.devices()[0].device_kind)
+def peak_flops(config: RunConfig, devices: Sequence[jax.Device]) -> float | None:
+    """Peak of all devices together, stated per device or looked up; None if unknown."""
+    peak = config.train.peak_flops or PEAK_FLOPS.get(devices[0].device_kind)
+    return None if peak is None else peak * len(devices)
 
 
 def step_flops(config: RunConfig) -> float:
     """Model FLOPs of one training step: forward once and backward twice, no recomputation counted."""
-    rows, target = config.data.batch_size, config.data.length
-    source = getattr(config.data.objective, "input_length", 0)
+    rows, (target, source) = config.data.batch_size, config.data.batch_layout
     model = config.model
     forward = 2.0 * target * model.embed_dim * model.vocab_size if model.head is not None else 0.0
     if model.encoder is not None:

@@ -82,7 +82,7 @@ class Recorder:
             "input_wait": self._input_wait / seconds,
         }
         if self._peak_flops is not None:
-            speed["mfu"] = self._step_flops * self._steps / seconds / self._peak_flops / jax.device_count()
+            speed["mfu"] = self._step_flops * self._steps / seconds / self._peak_flops
         return speed
 
     def _start_interval(self) -> None:

@@ -1,6 +1,8 @@
 """The train state: arrays only, one pytree, sharded like its parameters."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,49 +10,64 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxformer.config import RunConfig
-from jaxformer.layers import abstract_params, init_params
+from jaxformer.layers import abstract_params
+from jaxformer.layers.partition import Partition, whole_leaf
 from jaxformer.sharding import like_params, param_shardings
 from jaxformer.typing import Array, Int, Key, Params, PyTree
 
 
-@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:
     step: Int[Array, ""]
     params: Params
+    """The parameters that train: all of them unless `train.freeze` says otherwise."""
     opt_state: PyTree
     key: Key
     ema: Params | None = None
-    """Moving average of the parameters, if the run keeps one."""
-
-    @property
-    def best_params(self) -> Params:
-        """What to evaluate and decode with."""
-        return self.params if self.ema is None else self.ema
+    """Moving average of `params`, if the run keeps one."""
+    frozen: Params | None = None
+    """The rest of the parameters, if some are frozen."""
 
 
-def init_state(config: RunConfig, optimizer: optax.GradientTransformation) -> TrainState:
-    """The state before the first step; a function of the seed alone."""
-    init_key, step_key = jax.random.split(jax.random.key(config.seed))
-    params = init_params(config.model, init_key)
+def _flatten_with_keys(state: TrainState) -> tuple[list[tuple[Any, PyTree]], tuple[str, ...]]:
+    # A run that freezes nothing has no entry for frozen parameters at all, not even an empty one: checkpoints of
+    # earlier versions have none either.
+    names = tuple(f.name for f in fields(state) if f.name != "frozen" or state.frozen is not None)
+    return [(jax.tree_util.GetAttrKey(name), getattr(state, name)) for name in names], names
+
+
+def _unflatten(names: tuple[str, ...], children: Iterable[PyTree]) -> TrainState:
+    return TrainState(**dict(zip(names, children, strict=True)))
+
+
+jax.tree_util.register_pytree_with_keys(TrainState, _flatten_with_keys, _unflatten)
+
+
+def init_state(
+    config: RunConfig, params: Params, optimizer: optax.GradientTransformation, partition: Partition
+) -> TrainState:
+    """The state before the first step, from all parameters of the model."""
+    trainable, frozen = partition.split(params)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
-        params=params,
-        opt_state=optimizer.init(params),
-        key=jax.random.key_data(step_key),
-        ema=None if config.optim.ema_decay is None else jax.tree.map(jnp.copy, params),
+        params=trainable,
+        opt_state=optimizer.init(trainable),
+        key=jax.random.key_data(jax.random.split(jax.random.key(config.seed))[1]),
+        ema=None if config.optim.ema_decay is None else jax.tree.map(jnp.copy, trainable),
+        frozen=frozen,
     )
 
 
-def state_shardings(config: RunConfig, state: TrainState, mesh: Mesh) -> TrainState:
+def state_shardings(config: RunConfig, state: TrainState, partition: Partition, mesh: Mesh) -> TrainState:
     """A sharding for every leaf of the (abstract) state."""
     shapes, axes = abstract_params(config.model)
-    params = param_shardings(axes, shapes, mesh)
+    params, frozen = partition.split(param_shardings(axes, shapes, mesh), take=whole_leaf)
     replicated = NamedSharding(mesh, PartitionSpec())
     return TrainState(
         step=replicated,
         params=params,
-        opt_state=like_params(state.opt_state, shapes, params, mesh),
+        opt_state=like_params(state.opt_state, state.params, params, mesh),
         key=replicated,
         ema=None if state.ema is None else params,
+        frozen=frozen,
     )

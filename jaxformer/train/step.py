@@ -1,77 +1,77 @@
-"""One training step, a pure function of state and batch; its sibling `eval_step` serves evaluation too."""
+"""One training step, a pure function of state and batch."""
 
-from collections.abc import Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from jaxformer.config import RunConfig
-from jaxformer.evaluate.heldout import eval_step as eval_step
 from jaxformer.layers import Transformer
-from jaxformer.ops.losses import LossOptions, LossSums, head_loss
+from jaxformer.layers.partition import Partition
+from jaxformer.ops.losses import LossOptions, LossSums, TokenLosses
 from jaxformer.train.optim import make_schedule
 from jaxformer.train.state import TrainState
-from jaxformer.typing import Array, Float, Params, model_inputs
+from jaxformer.typing import Array, Batch, Float, Params
 
-Batch = Mapping[str, Array]
+LossFunction = Callable[..., tuple[LossSums, TokenLosses | None]]
+"""`loss(model, params, batch, options, key)` of an objective."""
 
 
-def train_step(
-    state: TrainState,
-    batch: Batch,
-    *,
-    model: Transformer,
-    optimizer: optax.GradientTransformation,
-    config: RunConfig,
-) -> tuple[TrainState, dict[str, Float[Array, ""]]]:
+@dataclass(frozen=True)
+class StepParts:
+    """Everything a step consists of besides arrays."""
+
+    config: RunConfig
+    model: Transformer
+    loss: LossFunction
+    options: LossOptions
+    optimizer: optax.GradientTransformation
+    partition: Partition
+
+
+def train_step(state: TrainState, batch: Batch, *, parts: StepParts) -> tuple[TrainState, dict[str, Float[Array, ""]]]:
     """One update from one global batch."""
+    optim = parts.config.optim
     key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
-    grads, sums = gradient_sums(state.params, batch, key, model, config)
+    grads, sums = gradient_sums(state.params, state.frozen, batch, key, parts)
     tokens = jnp.maximum(sums.weight, 1.0)
     grads = jax.tree.map(lambda g: g / tokens, grads)
-    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    updates, opt_state = parts.optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     ema = state.ema
     if ema is not None:
-        ema = optax.incremental_update(params, ema, 1.0 - config.optim.ema_decay)
-    schedule = make_schedule(config.optim.schedule, config.optim.learning_rate, config.train.steps)
+        ema = optax.incremental_update(params, ema, 1.0 - optim.ema_decay)
+    schedule = make_schedule(optim.schedule, optim.learning_rate, parts.config.train.steps)
     metrics = {
         "loss": sums.loss / tokens,
         "perplexity": jnp.exp(sums.nll / tokens),
         "accuracy": sums.correct / tokens,
         "tokens": sums.weight,
         "grad_norm": optax.tree.norm(grads),
-        "param_norm": optax.tree.norm(params),
+        "param_norm": optax.tree.norm((params, state.frozen)),
         "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
     }
-    return TrainState(state.step + 1, params, opt_state, state.key, ema), metrics
+    return TrainState(state.step + 1, params, opt_state, state.key, ema, state.frozen), metrics
 
 
 def gradient_sums(
-    params: Params, batch: Batch, key: jax.Array, model: Transformer, config: RunConfig
+    params: Params, frozen: Params | None, batch: Batch, key: jax.Array, parts: StepParts
 ) -> tuple[Params, LossSums]:
-    """Gradient of the summed loss, and the sums, over all micro-batches.
+    """Gradient of the summed loss with respect to the trainable parameters, and the sums, over all micro-batches.
 
     Sums, not means: micro-batches hold different numbers of real tokens, and each token counts the same.
     """
 
-    options = LossOptions(config.train.label_smoothing, config.train.z_loss, loss_chunks(config))
-
-    def head(params: Params, hidden_BTD: Array) -> Array:
-        return model.apply({"params": params}, hidden_BTD, method="logits")
-
     def loss(params: Params, batch: Batch, key: jax.Array) -> tuple[Float[Array, ""], LossSums]:
-        inputs = model_inputs(batch)
-        hidden_BTD, router = model.apply({"params": params}, *inputs, key, method="hidden_and_router_loss")
-        head_params = {name: params[name] for name in ("embedding", "head") if name in params}
-        sums = head_loss(head, options, head_params, hidden_BTD, batch["targets"], batch["weights"])
-        if router is not None:
-            sums = sums._replace(loss=sums.loss + router * sums.weight)
+        whole = parts.partition.merge(params, frozen)
+        sums, _ = parts.loss(parts.model, whole, batch, parts.options, key)
         return sums.loss, sums
 
     value_and_grad = jax.value_and_grad(loss, has_aux=True)
-    if config.train.accumulate == 1:
+    num_parts = parts.config.train.accumulate
+    if num_parts == 1:
         (_, sums), grads = value_and_grad(params, batch, key)
         return grads, sums
 
@@ -79,28 +79,11 @@ def gradient_sums(
         (_, sums), grads = value_and_grad(params, *inputs)
         return jax.tree.map(jnp.add, totals, (grads, sums)), None
 
-    parts = config.train.accumulate
     zeros = (jax.tree.map(jnp.zeros_like, params), LossSums(*(jnp.zeros(()) for _ in LossSums._fields)))
-    totals, _ = jax.lax.scan(add, zeros, (_micro_batches(batch, parts), jax.random.split(key, parts)))
+    totals, _ = jax.lax.scan(add, zeros, (_micro_batches(batch, num_parts), jax.random.split(key, num_parts)))
     return totals
-
-
-def loss_chunks(config: RunConfig) -> int:
-    """How many parts of the sequence the loss is computed in: small enough logits, large enough products."""
-    if config.train.loss_chunks != "auto":
-        return config.train.loss_chunks
-    rows = config.data.batch_size // config.train.accumulate // jax.device_count()
-    positions = max(rows, 1) * config.data.length
-    chunks = 1
-    while (
-        config.data.length % (2 * chunks) == 0
-        and positions // (2 * chunks) >= 1024
-        and positions // (2 * chunks) * config.model.vocab_size >= 2**22
-    ):
-        chunks *= 2
-    return chunks
 
 
 def _micro_batches(batch: Batch, parts: int) -> Batch:
     # Rows are dealt out in strides, so that each device keeps the rows it already holds.
-    return {name: jnp.swapaxes(a.reshape(-1, parts, *a.shape[1:]), 0, 1) for name, a in batch.items()}
+    return jax.tree.map(lambda a: jnp.swapaxes(a.reshape(-1, parts, *a.shape[1:]), 0, 1), batch)

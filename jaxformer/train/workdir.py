@@ -1,17 +1,17 @@
-"""The run directory: who owns it, and writing the files that make it self-contained."""
+"""Which run a directory belongs to, and writing the files that make it self-contained."""
 
-import os
 import shutil
 import tempfile
-from pathlib import Path
 from typing import Any
 
-from jaxformer.config import RunConfig, load_json, save_json
+from jaxformer.config import RunConfig
 from jaxformer.data import load_tokenizer, make_tokenizer, open_source, prepare
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
+from jaxformer.objectives import make_objective
+from jaxformer.rundir import RunDir, existing_parent
 
-# What may change between two sittings of one run: how it runs and how long, not what it computes.
+# What may change when a run is resumed: how it runs and how long, not what it computes.
 MAY_CHANGE = (
     "workdir",
     "train.steps",
@@ -30,56 +30,46 @@ MAY_CHANGE = (
 
 
 def check_workdir(config: RunConfig) -> bool:
-    """Whether the directory already holds this run; raises if it is someone else's or cannot be written."""
-    path = Path(config.workdir)
-    _check_writable(path)
-    if not (path / "config.json").exists():
+    """Whether the directory already holds this run; raises if it is another run's or cannot be written."""
+    run_dir = RunDir(config.workdir)
+    run_dir.check_writable()
+    if not run_dir.has_config:
         return False
-    differences = _differences(load_json(path).model_dump(mode="json"), config.model_dump(mode="json"))
+    differences = _differences(run_dir.read_config().model_dump(mode="json"), config.model_dump(mode="json"))
     if differences:
         shown = "\n".join(f"  {key}: there {old!r}, now {new!r}" for key, old, new in differences)
         raise UserError(
-            f"workdir '{path}' belongs to a run with another config; "
+            f"workdir '{run_dir}' belongs to a run with another config; "
             f"choose another with workdir=..., or restore these values:\n{shown}"
         )
     return True
 
 
-def write_run_files(config: RunConfig, tokenizer: Tokenizer) -> Path:
+def write_run_files(config: RunConfig, tokenizer: Tokenizer) -> RunDir:
     """Make the directory and what `load` needs besides checkpoints."""
-    path = Path(config.workdir)
-    path.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(path)
-    save_json(config, path)
-    return path
+    run_dir = RunDir(config.workdir)
+    run_dir.make()
+    tokenizer.save(run_dir.path)
+    run_dir.write_config(config)
+    return run_dir
 
 
 def prepare_run(config: RunConfig) -> str:
     """Tokenise and pack the data of a run into its directory; training then reads it from there."""
     config.check_data()
-    resumes = check_workdir(config)
-    tokenizer = load_tokenizer(config.workdir) if resumes else make_tokenizer(config, open_source(config.data.train))
-    with tempfile.TemporaryDirectory(dir=_existing_parent(Path(config.workdir))) as partial:
-        sets = prepare(config, tokenizer, partial)  # before the run directory exists: bad data leaves none behind
-        target = write_run_files(config, tokenizer) / "data"
+    tokenizer = find_or_make_tokenizer(config, resumes=check_workdir(config))
+    with tempfile.TemporaryDirectory(dir=existing_parent(config.workdir)) as partial:
+        # Before the run directory exists: bad data leaves none behind.
+        sets = prepare(config.data, make_objective(config, tokenizer), tokenizer, partial)
+        target = write_run_files(config, tokenizer).data
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(partial, target)
     return f"{sets.train.num_tokens:,} training tokens in {len(sets.train):,} rows prepared in {target}"
 
 
-def _check_writable(path: Path) -> None:
-    existing = _existing_parent(path)
-    if not existing.is_dir():
-        raise UserError(f"workdir '{path}': '{existing}' is a file, choose another with workdir=...")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise UserError(f"workdir '{path}': no permission to write in '{existing}', choose another with workdir=...")
-
-
-def _existing_parent(path: Path) -> Path:
-    existing = path.absolute()
-    while not existing.exists():
-        existing = existing.parent
-    return existing
+def find_or_make_tokenizer(config: RunConfig, resumes: bool) -> Tokenizer:
+    """The tokenizer in the workdir of a run that resumes, else the one its config asks for."""
+    return load_tokenizer(config.workdir) if resumes else make_tokenizer(config, open_source(config.data.train))
 
 
 def _differences(old: Any, new: Any, key: str = "") -> list[tuple[str, Any, Any]]:

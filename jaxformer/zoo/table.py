@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from jaxformer.config import OBJECTIVE_SHAPES
+from jaxformer.config import OBJECTIVE_CONFIGS
 from jaxformer.convert.directory import FORMATS
 from jaxformer.errors import UserError
 from jaxformer.layers import num_params
@@ -117,7 +117,7 @@ def _row(row: Row, parity: dict[str, Any], parameters: dict[str, int]) -> tuple[
     shape = preset(names[0]).shape
     measured = [parity[name] for name in row.samples]
     divergences = [found["kl"] for found in measured if found["kl"] is not None]
-    objectives = [name for name, needed in OBJECTIVE_SHAPES.items() if needed == shape]
+    objectives = [config.model_fields["kind"].default for config in OBJECTIVE_CONFIGS if shape in config.shapes]
     return (
         row.title,
         shape,

@@ -9,7 +9,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from etils import epath
+
 from jaxformer.errors import UserError
+from jaxformer.rundir import write_file
 
 
 class Tokenizer(ABC):
@@ -56,7 +59,7 @@ class Tokenizer(ABC):
     def save(self, directory: str | Path) -> None:
         """Write the files `load_tokenizer` reads, each whole or not at all."""
         for name, content in self.files().items():
-            write_whole(Path(directory) / name, content)
+            write_file(epath.Path(directory) / name, content)
 
     @abstractmethod
     def files(self) -> dict[str, bytes]:
@@ -64,10 +67,3 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def _text(self, ids: list[int]) -> str: ...
-
-
-def write_whole(path: Path, content: bytes) -> Path:
-    """The file with this content, whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(content)
-    return partial.replace(path)

@@ -58,6 +58,7 @@ MAKERS: dict[str, Callable[[RunConfig, Sequence[dict[str, str]]], Tokenizer]] = 
     "sentencepiece": _make_sentencepiece,
     "bytes": lambda cfg, documents: Bytes(),
     "huggingface": lambda cfg, documents: load_huggingface(cfg.data.tokenizer.path),
+    "directory": lambda cfg, documents: load_tokenizer(cfg.data.tokenizer.path),
 }
 # In order of preference. Where `tokenizer.json` stands beside a SentencePiece model, only it has the tokens added
 # later and the special ids around a text.

@@ -10,9 +10,9 @@ from sentencepiece import sentencepiece_model_pb2
 
 from jaxformer.config import SentencePieceTokenizer, TextSource
 from jaxformer.data.sources import open_source
-from jaxformer.data.tokenizer.base import write_whole
 from jaxformer.data.tokenizer.sentencepiece import SENTENCEPIECE_FILE, SentencePiece
 from jaxformer.errors import UserError
+from jaxformer.rundir import write_file
 
 # The sums of the unigram trainer depend on how many threads share the work: a fixed number gives one model on
 # every machine.
@@ -28,7 +28,7 @@ def train_tokenizer_file(paths: Sequence[str], vocab_size: int, algorithm: str, 
     documents = open_source(TextSource(paths=tuple(paths)))
     cfg = SentencePieceTokenizer(algorithm=algorithm)
     tokenizer = train_sentencepiece([example["text"] for example in documents], vocab_size, cfg)
-    return write_whole(Path(out), tokenizer.files()[SENTENCEPIECE_FILE])
+    return write_file(Path(out), tokenizer.files()[SENTENCEPIECE_FILE])
 
 
 def train_sentencepiece(texts: Sequence[str], vocab_size: int, cfg: SentencePieceTokenizer) -> SentencePiece:

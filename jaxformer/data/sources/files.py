@@ -1,7 +1,6 @@
-"""Sources of examples, opened for random access.
+"""Examples from files: text, JSON lines, tab-separated pairs, ArrayRecord, and examples written in the config.
 
-An example is `{"text": ...}` or `{"inputs": ..., "targets": ...}`; a source holds one kind only. Text, JSONL
-and TSV files are read into memory whole; a corpus too large for that belongs in ArrayRecord files, which
+Text, JSONL and TSV files are read into memory whole; a corpus too large for that belongs in ArrayRecord files, which
 are read one record at a time. Nothing broken is skipped: a bad file or line is an error that names it.
 """
 
@@ -13,27 +12,17 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from jaxformer.config import ArrayRecordSource, JsonlSource, MemorySource, Source, TextSource, TsvSource
-from jaxformer.data.dates import open_dates
-from jaxformer.data.records import open_records, read_record
-from jaxformer.data.stdlib import open_stdlib
-from jaxformer.data.textfiles import matched_files, numbered_lines, read_text
+from jaxformer.config import ArrayRecordSource, JsonlSource, MemorySource, TextSource, TsvSource
+from jaxformer.data.sources.records import open_records, read_record
+from jaxformer.data.sources.textfiles import matched_files, numbered_lines, read_text
 from jaxformer.errors import UserError
 
 Example = dict[str, str]
 Documents = Sequence[Example]
 
 
-def open_source(cfg: Source) -> Documents:
-    """The examples of a source, at least one."""
-    documents = OPENERS[cfg.kind](cfg)
-    if not len(documents):
-        raise UserError(f"the {cfg.kind} source holds no document that is not blank: give it some text")
-    return documents
-
-
 # ---------------------------------------------------------------- text
-def _open_text(cfg: TextSource) -> Documents:
+def open_text(cfg: TextSource) -> Documents:
     return [{"text": text} for path in matched_files(cfg.paths) for text in _texts(path, cfg.document)]
 
 
@@ -56,7 +45,7 @@ SPLITTERS: dict[str, Callable[[str], list[str]]] = {
 
 
 # ---------------------------------------------------------------- JSON records
-def _open_jsonl(cfg: JsonlSource) -> Documents:
+def open_jsonl(cfg: JsonlSource) -> Documents:
     examples: list[Example] = []
     for path in matched_files(cfg.paths):
         before = len(examples)
@@ -129,7 +118,7 @@ def _check_same_kind(example: Example, first: Example, where: str) -> None:
 
 
 # ---------------------------------------------------------------- pairs and memory
-def _open_tsv(cfg: TsvSource) -> Documents:
+def open_tsv(cfg: TsvSource) -> Documents:
     examples: list[Example] = []
     for path in matched_files(cfg.paths):
         before = len(examples)
@@ -149,7 +138,7 @@ def _tsv_example(line: str, cfg: TsvSource, where: str) -> Example:
     return {"inputs": columns[cfg.inputs], "targets": columns[cfg.targets]}
 
 
-def _open_memory(cfg: MemorySource) -> Documents:
+def open_memory(cfg: MemorySource) -> Documents:
     examples = [{"text": text} for text in cfg.documents]
     examples += [{"inputs": inputs, "targets": targets} for inputs, targets in cfg.pairs]
     return [example for example in examples if _has_text(example)]
@@ -162,14 +151,3 @@ def _has_text(example: Example) -> bool:
 def _check_not_empty(path: Path, num_examples: int) -> None:
     if not num_examples:
         raise UserError(f"{path}: the file is empty: fill it or take it out of paths")
-
-
-OPENERS: dict[str, Callable[[Any], Documents]] = {
-    "text": _open_text,
-    "jsonl": _open_jsonl,
-    "tsv": _open_tsv,
-    "array_record": RecordDocuments,
-    "memory": _open_memory,
-    "stdlib": open_stdlib,
-    "dates": open_dates,
-}

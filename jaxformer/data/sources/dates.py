@@ -12,7 +12,7 @@ from functools import cache
 from typing import NamedTuple
 
 from jaxformer.config import DatesSource
-from jaxformer.data.splits import is_heldout
+from jaxformer.data.sources.stdlib import is_heldout
 
 FIRST_DAY = datetime.date(1900, 1, 1)
 LAST_DAY = datetime.date(2099, 12, 31)
@@ -48,11 +48,6 @@ class Dates(Sequence[dict[str, str]]):
         formats = LANGUAGES[language].formats
         text = written(self._days[day], LANGUAGES[language], formats[draw % len(formats)])
         return {"inputs": text, "targets": self._days[day].isoformat()}
-
-
-def open_dates(cfg: DatesSource) -> Dates:
-    """The pairs of one split."""
-    return Dates(cfg)
 
 
 @cache

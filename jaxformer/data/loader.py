@@ -1,7 +1,8 @@
 """Batches by step: the global batch of a step is a pure function of (set, seed, step).
 
-It does not depend on the number of hosts, on worker processes or on restarts, so the step is the only state
-a checkpoint needs. Host i of n holds rows [i * B / n, (i + 1) * B / n) of each batch of B.
+It does not depend on the number of hosts, on worker processes or on restarts, so the step is the only state a
+checkpoint needs. Host i of n holds rows [i * B / n, (i + 1) * B / n) of each batch of B. Corruption keeps this: the
+random numbers of a row are seeded by (seed, step, global row).
 """
 
 from collections.abc import Iterator
@@ -13,9 +14,10 @@ import numpy as np
 from absl import flags
 
 from jaxformer.config import RunConfig
-from jaxformer.data.packing import Batch
+from jaxformer.data.packing import Objective
 from jaxformer.data.sets import PackedSet
 from jaxformer.errors import UserError
+from jaxformer.typing import Batch
 
 
 @dataclass(frozen=True)
@@ -23,13 +25,22 @@ class Loader:
     """One host's share of every batch."""
 
     packed_set: PackedSet
+    objective: Objective
     batch_size: int
     host: int
     num_hosts: int
-    shuffle_seed: int | None
-    """None reads the rows once in order, for evaluation."""
+    seed: int
+    shuffle: bool
+    """Shuffle anew every epoch, to train; else read every row once in order, to evaluate."""
     workers: int
     prefetch: int
+    row_multiple: int = 1
+    """Add empty rows up to a multiple of this: a batch of any size may then be split over devices."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of this host's share of a batch, empty ones included."""
+        return -(-(self.batch_size // self.num_hosts) // self.row_multiple) * self.row_multiple
 
     @property
     def num_batches(self) -> int:
@@ -39,8 +50,13 @@ class Loader:
     def batch(self, step: int) -> Batch:
         """This host's rows of the step's global batch."""
         share = self.batch_size // self.num_hosts
-        start = step * self.batch_size + self.host * share
-        return self.packed_set.rows(self._indices(np.arange(start, start + share)), size=share)
+        first = self.host * share
+        start = step * self.batch_size + first
+        rows = self.packed_set.rows(self._indices(np.arange(start, start + share)), size=self.num_rows)
+        if self.shuffle:
+            return self.objective.batch(rows, lambda row: row_generator(self.seed, step, first + row))
+        # Held-out rows are corrupted alike at every evaluation: always step 0, by their index in the set.
+        return self.objective.batch(rows, lambda row: row_generator(self.seed, 0, start + row))
 
     def iterate(self, start: int, stop: int) -> Iterator[Batch]:
         """The batches of steps `start` to `stop - 1`, made ahead of their use."""
@@ -58,18 +74,26 @@ class Loader:
     def _indices(self, places: np.ndarray) -> np.ndarray:
         """Rows at these places of the endless, or for evaluation the single, pass over the set."""
         num_rows = len(self.packed_set)
-        if self.shuffle_seed is None:
+        if not self.shuffle:
             return places[places < num_rows]
         epochs, places = np.divmod(places, num_rows)
         indices = np.empty_like(places)
+        # A batch that crosses the end of an epoch takes the rest of its rows from the next one's order.
         for epoch in np.unique(epochs).tolist():
             here = epochs == epoch
-            indices[here] = _order(num_rows, self.shuffle_seed, epoch)[places[here]]
+            indices[here] = _order(num_rows, self.seed, epoch)[places[here]]
         return indices
 
 
 def make_loader(
-    cfg: RunConfig, packed_set: PackedSet, *, host: int = 0, num_hosts: int = 1, train: bool = True
+    cfg: RunConfig,
+    packed_set: PackedSet,
+    objective: Objective,
+    *,
+    host: int = 0,
+    num_hosts: int = 1,
+    train: bool = True,
+    row_multiple: int = 1,
 ) -> Loader:
     """Batches of a set for one host: shuffled anew every epoch to train, every row once in order to evaluate."""
     if cfg.data.batch_size % num_hosts:
@@ -79,13 +103,23 @@ def make_loader(
         )
     return Loader(
         packed_set=packed_set,
+        objective=objective,
         batch_size=cfg.data.batch_size,
         host=host,
         num_hosts=num_hosts,
-        shuffle_seed=cfg.seed if train else None,
+        seed=cfg.seed,
+        shuffle=train,
         workers=cfg.data.workers,
         prefetch=cfg.data.prefetch,
+        row_multiple=row_multiple,
     )
+
+
+def row_generator(seed: int, step: int, row: int) -> np.random.RandomState:
+    """The random numbers that corrupt one row of a global batch."""
+    # A counter-based generator is ready at once for any (step, row). NumPy froze the stream of RandomState, so an
+    # upgrade in the middle of a run changes no batch.
+    return np.random.RandomState(np.random.Philox(key=seed, counter=[0, 0, step, row]))
 
 
 def _in_workers(batches: grain.IterDataset, workers: int, prefetch: int) -> grain.IterDataset:

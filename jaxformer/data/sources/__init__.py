@@ -1,0 +1,39 @@
+"""Sources of examples, opened for random access: one opener per kind of source.
+
+An example is `{"text": ...}` or `{"inputs": ..., "targets": ...}`; a source holds one kind only.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from jaxformer.config import Source
+from jaxformer.data.sources.dates import Dates
+from jaxformer.data.sources.files import (
+    Documents as Documents,
+    Example as Example,
+    RecordDocuments,
+    open_jsonl,
+    open_memory,
+    open_text,
+    open_tsv,
+)
+from jaxformer.data.sources.stdlib import open_stdlib
+from jaxformer.errors import UserError
+
+OPENERS: dict[str, Callable[[Any], Documents]] = {
+    "text": open_text,
+    "jsonl": open_jsonl,
+    "tsv": open_tsv,
+    "array_record": RecordDocuments,
+    "memory": open_memory,
+    "stdlib": open_stdlib,
+    "dates": Dates,
+}
+
+
+def open_source(config: Source) -> Documents:
+    """The examples of a source, at least one."""
+    documents = OPENERS[config.kind](config)
+    if not len(documents):
+        raise UserError(f"the {config.kind} source holds no document that is not blank: give it some text")
+    return documents

@@ -1,0 +1,127 @@
+"""The compiled train step as a value: everything between a config and the first step, for given devices.
+
+The devices may be attached, simulated, or exist only as a topology description: nothing here or below asks JAX for
+local devices. The loop, `show`, `bench` and ahead-of-time compilation all build on this.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import optax
+from jax.sharding import AbstractMesh, Mesh
+
+from jaxformer.checkpoint import abstract_like
+from jaxformer.config import RunConfig
+from jaxformer.layers import Transformer, abstract_params, init_params
+from jaxformer.layers.partition import Partition, whole_leaf
+from jaxformer.objectives import OBJECTIVES
+from jaxformer.ops.losses import LossOptions, auto_chunks
+from jaxformer.run import make_runtime
+from jaxformer.sharding import batch_sharding, batch_ways, check_batch, make_mesh, param_shardings
+from jaxformer.train.optim import make_optimizer
+from jaxformer.train.state import TrainState, init_state, state_shardings
+from jaxformer.train.step import StepParts, train_step
+from jaxformer.typing import Batch, Params, PyTree, abstract_batch
+
+
+@dataclass(frozen=True)
+class TrainProgram:
+    """A config's train step for a mesh of devices; `init`, `start` and `step` are jitted."""
+
+    config: RunConfig
+    mesh: Mesh | AbstractMesh
+    parts: StepParts
+    abstract_state: TrainState
+    """Shapes, dtypes and shardings."""
+    init: Callable[[], TrainState]
+    """The state with random parameters; a function of the seed alone."""
+    start: Callable[[Params], TrainState]
+    """The state with given parameters, which it may reuse."""
+    step: Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]
+    """One update; the state passed in is donated."""
+
+    @property
+    def model(self) -> Transformer:
+        return self.parts.model
+
+    @property
+    def optimizer(self) -> optax.GradientTransformation:
+        return self.parts.optimizer
+
+    @property
+    def shardings(self) -> TrainState:
+        """A NamedSharding for every leaf of the state."""
+        return jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state)
+
+    @property
+    def abstract_params(self) -> PyTree:
+        """All parameters, trainable and frozen, as they lie on the mesh."""
+        shapes, axes = abstract_params(self.config.model)
+        return abstract_like(shapes, param_shardings(axes, shapes, self.mesh))
+
+    @property
+    def abstract_batch(self) -> Batch:
+        """A global batch, rows split over the data axes of the mesh."""
+        sharding = batch_sharding(self.mesh)
+        batch = abstract_batch(self.config.data.batch_layout, self.config.data.batch_size)
+        return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), batch)
+
+    def lower(self, batch: Batch | None = None) -> jax.stages.Lowered:
+        """The step lowered for its devices, without allocating anything."""
+        with jax.set_mesh(self.mesh):
+            return self.step.lower(self.abstract_state, self.abstract_batch if batch is None else batch)
+
+    def inference_params(self, state: TrainState) -> Params:
+        """All parameters to evaluate and decode with: the moving average where the run keeps one."""
+        return self.parts.partition.merge(state.params if state.ema is None else state.ema, state.frozen)
+
+
+def train_program(config: RunConfig, devices: Sequence[Any]) -> TrainProgram:
+    """The program of a config on these devices, or on devices of a topology description."""
+    check_batch(config, len(devices))
+    return program_on_mesh(config, make_mesh(config.mesh, devices), devices[0].platform)
+
+
+def program_on_mesh(config: RunConfig, mesh: Mesh | AbstractMesh, platform: str) -> TrainProgram:
+    """The program on a given mesh; with an abstract one only its shapes and shardings are of use."""
+    partition = Partition(config.model, config.train.freeze)
+    axes, _ = partition.split(abstract_params(config.model)[1], take=whole_leaf)
+    optimizer = make_optimizer(config.optim, config.train.steps, axes)
+    parts = StepParts(
+        config=config,
+        model=Transformer(config.model, make_runtime(config.train, platform)),
+        loss=OBJECTIVES[config.data.objective.kind].loss,
+        options=loss_options(config, mesh),
+        optimizer=optimizer,
+        partition=partition,
+    )
+
+    def start(params: Params) -> TrainState:
+        return init_state(config, params, optimizer, partition)
+
+    def init() -> TrainState:
+        return start(init_params(config.model, jax.random.split(jax.random.key(config.seed))[0]))
+
+    abstract = jax.eval_shape(init)
+    shardings = state_shardings(config, abstract, partition, mesh)
+    return TrainProgram(
+        config=config,
+        mesh=mesh,
+        parts=parts,
+        abstract_state=abstract_like(abstract, shardings),
+        init=jax.jit(init, out_shardings=shardings),
+        start=jax.jit(start, out_shardings=shardings, donate_argnums=0),
+        step=jax.jit(partial(train_step, parts=parts), donate_argnums=0, out_shardings=(shardings, None)),
+    )
+
+
+def loss_options(config: RunConfig, mesh: Mesh | AbstractMesh) -> LossOptions:
+    """The loss of training; the number of chunks follows from the rows on one device."""
+    chunks = config.train.loss_chunks
+    if chunks == "auto":
+        rows = config.data.batch_size // config.train.accumulate // batch_ways(mesh.shape)
+        chunks = auto_chunks(rows, config.data.length, config.model.vocab_size)
+    return LossOptions(config.train.label_smoothing, config.train.z_loss, chunks)

@@ -1,0 +1,101 @@
+"""Where training starts: the run's own checkpoint, else the weights of another run, else random initialisation.
+
+`train.start` names a run directory or a Hugging Face directory. The model and the tokenizer may then be left out of
+the config: they come from there, with `model.*` overrides on top. The saved config holds the whole model, so resuming
+does not need the directory again.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+
+from jaxformer.checkpoint import Checkpoints
+from jaxformer.config import (
+    DirectoryTokenizer,
+    ModelConfig,
+    RunConfig,
+    SentencePieceTokenizer,
+    StartConfig,
+    apply_overrides,
+    load_run_file,
+)
+from jaxformer.convert.directory import HuggingFaceDirectory, is_hugging_face
+from jaxformer.convert.hub import local_directory
+from jaxformer.errors import UserError
+from jaxformer.layers import abstract_params
+from jaxformer.run import load_params
+from jaxformer.rundir import RunDir
+from jaxformer.sharding import path_name
+from jaxformer.train.program import TrainProgram
+from jaxformer.train.state import TrainState
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """The config of a run file with overrides applied, complete with the model and tokenizer of `train.start`."""
+    # The model may only be known once train.start is, which an override may set.
+    model_overrides = [override for override in overrides if override.startswith("model.")]
+    others = [override for override in overrides if override not in model_overrides]
+    return apply_overrides(complete_config(load_run_file(path, others)), model_overrides)
+
+
+def complete_config(config: RunConfig) -> RunConfig:
+    """With the model and the tokenizer that it leaves to `train.start`."""
+    start = config.train.start
+    if start is None:
+        return config
+    model, data = config.model, config.data
+    takes_tokenizer = data is not None and data.tokenizer == SentencePieceTokenizer()
+    earlier = _earlier_config(config)
+    if earlier is not None:
+        model = model or earlier.model
+        data = data.replace(tokenizer=earlier.data.tokenizer) if takes_tokenizer else data
+    else:
+        model = model or read_model(start)
+        data = data.replace(tokenizer=DirectoryTokenizer(path=start.path)) if takes_tokenizer else data
+    return config.replace(model=model, data=data)
+
+
+def read_model(start: StartConfig) -> ModelConfig:
+    """The model of a run or Hugging Face directory; no weights are read."""
+    directory = local_directory(start.path)
+    return (
+        HuggingFaceDirectory(directory).model if is_hugging_face(directory) else RunDir(directory).read_config().model
+    )
+
+
+def first_state(program: TrainProgram, checkpoints: Checkpoints) -> tuple[TrainState, int]:
+    """The state to continue or begin with, and its step."""
+    if checkpoints.latest is not None:
+        state, position = checkpoints.restore(program.abstract_state)
+        return state, position["step"]
+    start = program.config.train.start
+    if start is None:
+        return program.init(), 0
+    _check_shapes(program, start)
+    return program.start(load_params(start.path, program.abstract_params, start.step)), 0
+
+
+def _earlier_config(config: RunConfig) -> RunConfig | None:
+    """The config of the run in this workdir, if it started from the same weights."""
+    run_dir = RunDir(config.workdir)
+    if not config.workdir or not run_dir.has_config:
+        return None
+    earlier = run_dir.read_config()
+    return earlier if earlier.train.start == config.train.start else None
+
+
+def _check_shapes(program: TrainProgram, start: StartConfig) -> None:
+    """Raise if the config changed the model so that the weights no longer fit."""
+    ours, theirs = _shapes(program.config.model), _shapes(read_model(start))
+    for path in sorted(ours.keys() | theirs.keys()):
+        if ours.get(path) != theirs.get(path):
+            raise UserError(
+                f"train.start='{start.path}': parameter '{path}' has shape {theirs.get(path, 'none')} there, but model "
+                f"gives {ours.get(path, 'none')}: remove the model.* settings that change shapes"
+            )
+
+
+def _shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    leaves = jax.tree_util.tree_leaves_with_path(abstract_params(model)[0])
+    return {path_name(path): leaf.shape for path, leaf in leaves}
