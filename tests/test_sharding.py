@@ -50,7 +50,7 @@ def test_a_mesh_that_does_not_use_all_devices(config, shown):
 
 
 def test_every_axis_is_always_there_and_automatic():
-    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2), jax.devices())
     assert mesh.axis_names == MESH_AXES
     assert mesh.size == 8
     assert set(mesh.axis_types) == {AxisType.Auto}
@@ -104,7 +104,7 @@ def test_without_a_mesh_nothing_is_constrained():
 
 
 def test_in_a_mesh_an_activation_is_split_as_the_rules_say():
-    mesh = make_mesh(MeshConfig(data=4, tensor=2))
+    mesh = make_mesh(MeshConfig(data=4, tensor=2), jax.devices())
     with jax.set_mesh(mesh):
         x = jax.jit(lambda x: constrain(x, "batch", "vocab"))(np.ones((4, 6), np.float32))
         assert x.sharding.is_equivalent_to(NamedSharding(mesh, P("data", "tensor")), 2)

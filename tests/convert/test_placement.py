@@ -39,7 +39,7 @@ WHOLE, BY_LAYERS = directory.STAGED_BYTES, 0
 )
 def test_a_mesh_holds_the_same_numbers_in_shards(name, over, staged, saved, loaded, monkeypatch):
     monkeypatch.setattr(directory, "STAGED_BYTES", staged)
-    mesh = make_mesh(MESHES[over])
+    mesh = make_mesh(MESHES[over], jax.devices())
     run, single = load(saved(name), mesh=mesh), loaded(name)
     shapes, axes = abstract_params(single.config.model)
     wanted = param_shardings(axes, shapes, mesh)
@@ -67,7 +67,7 @@ def test_no_device_ever_holds_a_whole_split_tensor(saved, monkeypatch):
         sizes.append((array.shape, device))
         return put(array, device)
 
-    mesh = make_mesh(MESHES["fsdp and tensor"])
+    mesh = make_mesh(MESHES["fsdp and tensor"], jax.devices())
     monkeypatch.setattr(directory.jax, "device_put", counted)
     params = load(saved("llama"), mesh=mesh).params
     allowed = {leaf.sharding.shard_shape(leaf.shape) for leaf in jax.tree.leaves(params)}
@@ -97,6 +97,6 @@ def test_every_number_is_read_once(over, saved, monkeypatch):
         return Marking(array if len(binding.parts) == 1 else array[number])
 
     monkeypatch.setattr(directory.HuggingFaceDirectory, "_part", part)
-    load(saved("gpt2"), mesh=make_mesh(MESHES[over]))
+    load(saved("gpt2"), mesh=make_mesh(MESHES[over], jax.devices()))
     assert counts.keys() == Weights(saved("gpt2")).tensors.keys()
     assert {name for name, count in counts.items() if (count != 1).any()} == set()

@@ -8,13 +8,15 @@ from jaxformer.data import Bytes, build_set
 from jaxformer.data.special import special_ids
 from jaxformer.models.gpt2 import gpt2
 from jaxformer.models.vaswani import vaswani
+from jaxformer.objectives import make_objective
 
 SHAPE = {"num_layers": 1, "embed_dim": 8, "num_heads": 2, "vocab_size": 300}
 
 
 def rows(model, **data):
     config = RunConfig(model=model, data=DataConfig(**data))
-    return build_set(config, Bytes(), config.data.train)
+    packed = build_set(config.data, make_objective(config, Bytes()), Bytes(), config.data.train)
+    return {name: column[0] for name, column in packed.rows([0]).items()}
 
 
 @pytest.mark.parametrize(
@@ -36,8 +38,7 @@ def test_without_a_tokenizer_only_the_model_speaks():
 
 def test_documents_stand_between_the_model_s_ids():
     model = gpt2(**SHAPE).model_copy(update={"special": SpecialIds(bos=290, eos=(291, 292))})
-    packed = rows(model, train=MemorySource(documents=("ab",)), length=4)
-    batch = packed[0]
+    batch = rows(model, train=MemorySource(documents=("ab",)), length=4)
     np.testing.assert_array_equal(batch["tokens"][:3], [290, 100, 101])
     np.testing.assert_array_equal(batch["targets"][:3], [100, 101, 291])
 
@@ -45,7 +46,7 @@ def test_documents_stand_between_the_model_s_ids():
 def test_a_decoder_starts_in_training_as_in_decoding():
     model = vaswani(**SHAPE, mlp_dim=8).model_copy(update={"special": SpecialIds(eos=(291,), decoder_start=295)})
     data = {"train": MemorySource(pairs=(("ab", "c"),)), "length": 4, "objective": Seq2Seq(input_length=4)}
-    batch = rows(model, **data)[0]
+    batch = rows(model, **data)
     np.testing.assert_array_equal(batch["tokens"][:2], [295, 102])
     np.testing.assert_array_equal(batch["targets"][:2], [102, 291])
     np.testing.assert_array_equal(batch["inputs"][:3], [100, 101, Bytes.eos_id])  # as encode_source gives it

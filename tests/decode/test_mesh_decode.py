@@ -56,7 +56,7 @@ def on(mesh: Mesh | None, run: Run, weights: str | None = None, cache: str = "dt
 
 @pytest.mark.parametrize("sizes", MESHES)
 def test_a_mesh_answers_as_one_device(small_run, sizes):
-    both = on(None, small_run), on(make_mesh(MESHES[sizes]), small_run)
+    both = on(None, small_run), on(make_mesh(MESHES[sizes], jax.devices()), small_run)
     _check_greedy(*both)
     _check_mixed(*both, atol=1e-5)
     _check_search(*both, atol=1e-5)
@@ -66,7 +66,7 @@ def test_a_mesh_answers_as_one_device(small_run, sizes):
 def test_whole_numbers_on_a_mesh_answer_as_on_one_device(small_run):
     """Sums in another order may round a key the other way, so that scores differ by steps."""
     storage = {"weights": "int8", "cache": "int8"}
-    mesh = make_mesh(MESHES["data=2 fsdp=2 tensor=2"])
+    mesh = make_mesh(MESHES["data=2 fsdp=2 tensor=2"], jax.devices())
     both = on(None, small_run, **storage), on(mesh, small_run, **storage)
     _check_mixed(*both, atol=2e-3)
     _check_scores(*both, atol=2e-3)
@@ -108,7 +108,7 @@ def _check_scores(one: Run, many: Run, atol: float) -> None:
 @pytest.mark.parametrize("weights", [None, "int8"])
 def test_parameters_stay_split_in_the_form_that_decodes(small_run, weights):
     """Layer by layer, with a transposed table: no device holds more than its part of a matrix."""
-    run = on(make_mesh(MESHES["data=2 fsdp=2 tensor=2"]), small_run, weights)
+    run = on(make_mesh(MESHES["data=2 fsdp=2 tensor=2"], jax.devices()), small_run, weights)
     for path, leaf in jax.tree_util.tree_leaves_with_path(run.decoding[1]):
         if leaf.size >= 1024:
             ways = 2 if "positions" in path_name(path) else 4  # only the width of these is split
@@ -127,7 +127,7 @@ def _check_split(slots: Slots, ways: int, tensor: int) -> None:
 def test_caches_are_split_by_rows_and_heads(kind, cache, make_run, ring_run):
     """After a whole batch is read, after it advances, and after a slot is filled again."""
     run = ring_run if kind == "ring" else make_run(MODELS[kind]())
-    run = on(make_mesh(MeshConfig(data=4, tensor=2)), run, cache=cache)
+    run = on(make_mesh(MeshConfig(data=4, tensor=2), jax.devices()), run, cache=cache)
     rows = [Row([5 + i] * 9, SamplingConfig(max_new_tokens=2 + i)) for i in range(8)]
     slots = Slots(run, room_for(run, rows, 8))
     slots.add(rows)
@@ -152,7 +152,7 @@ def test_the_cache_of_a_single_row_is_split_by_heads(make_run):
 
 def test_caches_of_slots_that_fill_up_slowly_are_split(make_run):
     """The first row comes alone: the others are made idle, and must lie where rows will be."""
-    run = on(make_mesh(MeshConfig(data=2, tensor=4)), make_run(MODELS["decoder"]()))
+    run = on(make_mesh(MeshConfig(data=2, tensor=4), jax.devices()), make_run(MODELS["decoder"]()))
     rows = [Row([5] * 9, SamplingConfig(max_new_tokens=4))]
     slots = Slots(run, room_for(run, rows, 8))
     slots.add(rows)

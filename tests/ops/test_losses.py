@@ -20,7 +20,7 @@ def test_loss_and_gradient_are_those_of_torch(label_smoothing, z_loss):
     from torch.nn import functional
 
     def ours(logits):
-        return cross_entropy(logits, TARGETS, WEIGHTS, label_smoothing=label_smoothing, z_loss=z_loss).loss
+        return cross_entropy(logits, TARGETS, WEIGHTS, label_smoothing=label_smoothing, z_loss=z_loss)[0].loss
 
     logits = torch.tensor(LOGITS, requires_grad=True)
     per_token = functional.cross_entropy(

@@ -1,7 +1,6 @@
 """Tiny runs that the training tests vary."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -23,14 +22,13 @@ from jaxformer.config import (
     Seq2Seq,
     StackConfig,
 )
-from jaxformer.layers import Transformer, abstract_params
+from jaxformer.data.packing import packed_tokens
 from jaxformer.models.gpt2 import gpt2
 from jaxformer.models.vaswani import vaswani
-from jaxformer.run import make_runtime
-from jaxformer.sharding import global_batch, make_mesh
-from jaxformer.train.optim import make_optimizer
-from jaxformer.train.state import TrainState, init_state, state_shardings
-from jaxformer.train.step import train_step
+from jaxformer.sharding import global_batch
+from jaxformer.train.program import train_program
+from jaxformer.train.state import TrainState
+from jaxformer.typing import Batch
 
 DOCUMENTS = tuple(f"document {i}: " + "abc " * (i % 7) for i in range(40))
 
@@ -69,25 +67,18 @@ def experts() -> ModelConfig:
 
 
 @pytest.fixture
-def make_batch() -> Callable[..., dict[str, np.ndarray]]:
+def make_batch() -> Callable[..., Batch]:
     """Random packed rows, with a second segment and padding at the end."""
 
-    def make(config: RunConfig, seed: int = 0) -> dict[str, np.ndarray]:
+    def make(config: RunConfig, seed: int = 0) -> Batch:
         rng = np.random.default_rng(seed)
         rows, length = config.data.batch_size, config.data.length
         cut, end = rng.integers(3, length // 2, (rows, 1)), rng.integers(length // 2, length + 1, (rows, 1))
         index = np.broadcast_to(np.arange(length), (rows, length))
-        segments = np.where(index < cut, 1, np.where(index < end, 2, 0))
-        batch = {
-            "tokens": rng.integers(0, config.model.vocab_size, (rows, length)),
-            "targets": rng.integers(0, config.model.vocab_size, (rows, length)),
-            "positions": np.where(index < cut, index, index - cut) * (segments > 0),
-            "segments": segments,
-        }
-        if config.model.shape == "encoder-decoder":
-            batch |= {"inputs": batch["targets"], "input_positions": batch["positions"], "input_segments": segments}
-        arrays = {name: a.astype(np.int32) for name, a in batch.items()}
-        return arrays | {"weights": (segments > 0).astype(np.float32)}
+        segments = np.where(index < cut, 1, np.where(index < end, 2, 0)).astype(np.int32)
+        ids, targets = (rng.integers(0, config.model.vocab_size, (rows, length)).astype(np.int32) for _ in range(2))
+        source = packed_tokens(targets, segments) if config.model.shape == "encoder-decoder" else None
+        return Batch(packed_tokens(ids, segments), targets, (segments > 0).astype(np.float32), source)
 
     return make
 
@@ -97,17 +88,11 @@ def run_steps(make_batch) -> Callable[..., tuple[TrainState, list[dict[str, floa
     """Train from scratch on the mesh of the config; the final state and each step's metrics."""
 
     def run(config: RunConfig, num_steps: int = 2, num_devices: int = 1) -> tuple[TrainState, list[dict[str, float]]]:
-        mesh = make_mesh(config.mesh, jax.devices()[:num_devices])
-        optimizer = make_optimizer(config.optim, config.train.steps, abstract_params(config.model)[1])
-        model = Transformer(config.model, make_runtime(config.train, mesh.devices.flat[0].platform))
-        shardings = state_shardings(config, jax.eval_shape(lambda: init_state(config, optimizer)), mesh)
-        state = jax.jit(lambda: init_state(config, optimizer), out_shardings=shardings)()
-        step = partial(train_step, model=model, optimizer=optimizer, config=config)
-        step = jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
-        history = []
-        with jax.set_mesh(mesh):
+        program = train_program(config, jax.devices()[:num_devices])
+        state, history = program.init(), []
+        with jax.set_mesh(program.mesh):
             for i in range(num_steps):
-                state, metrics = step(state, global_batch(make_batch(config, seed=i), mesh))
+                state, metrics = program.step(state, global_batch(make_batch(config, seed=i), program.mesh))
                 history.append({name: float(value) for name, value in metrics.items()})
         return state, history
 

@@ -7,12 +7,13 @@ import pytest
 from rich.console import Console
 
 from jaxformer.layers import num_params
+from jaxformer.rundir import RunDir
 from jaxformer.train.metrics import MetricWriter, step_flops
 from jaxformer.train.progress import Bar, DivergedError, Recorder
 
 
 def _recorder(directory, start=0, peak=None):
-    writer = MetricWriter(directory, start)
+    writer = MetricWriter(RunDir(directory), start)
     bar = Bar(Console(quiet=True), start, 10)
     return writer, Recorder(writer, bar, log_every=2, step_flops=1e9, peak_flops=peak)
 
@@ -61,7 +62,7 @@ def test_a_loss_that_is_not_finite_stops_at_its_step(tmp_path, value):
 def test_a_killed_run_forgets_what_it_will_run_again(tmp_path):
     lines = [json.dumps({"step": step, "loss": 1.0}) for step in (2, 4, 6)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + '\n{"step": 8, "lo')
-    with MetricWriter(tmp_path, 4) as writer:
+    with MetricWriter(RunDir(tmp_path), 4) as writer:
         writer.write(6, {"loss": 0.5})
     assert _lines(tmp_path) == [{"step": 2, "loss": 1.0}, {"step": 4, "loss": 1.0}, {"step": 6, "loss": 0.5}]
 

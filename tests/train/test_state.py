@@ -6,10 +6,8 @@ from jax.sharding import PartitionSpec as P
 
 from jaxformer.config import MeshConfig, OptimConfig
 from jaxformer.errors import UserError
-from jaxformer.layers import abstract_params
-from jaxformer.sharding import check_batch, make_mesh, path_name
-from jaxformer.train.optim import make_optimizer
-from jaxformer.train.state import init_state, state_shardings
+from jaxformer.sharding import check_batch, path_name
+from jaxformer.train.program import train_program
 
 EXPECTED = {
     "embedding/tokens": P("tensor", "fsdp"),
@@ -25,10 +23,8 @@ EXPECTED = {
 
 
 def _specs(config, **mesh):
-    optimizer = make_optimizer(config.optim, 10, abstract_params(config.model)[1])
-    abstract = jax.eval_shape(lambda: init_state(config, optimizer))
-    shardings = state_shardings(config, abstract, make_mesh(MeshConfig(**mesh)))
-    return {path_name(path): s.spec for path, s in jax.tree_util.tree_leaves_with_path(shardings)}
+    program = train_program(config.replace(mesh=MeshConfig(**mesh)), jax.devices())
+    return {path_name(path): s.spec for path, s in jax.tree_util.tree_leaves_with_path(program.shardings)}
 
 
 def test_parameters_and_moments_are_split_alike(make_config):
@@ -54,11 +50,7 @@ def test_moments_of_every_optimizer_are_split(kind, make_config):
 
 
 def test_a_state_on_eight_devices_holds_an_eighth(make_config):
-    config = make_config()
-    optimizer = make_optimizer(config.optim, 10, abstract_params(config.model)[1])
-    mesh = make_mesh(MeshConfig(data=1, fsdp=4, tensor=2))
-    shardings = state_shardings(config, jax.eval_shape(lambda: init_state(config, optimizer)), mesh)
-    state = jax.jit(lambda: init_state(config, optimizer), out_shardings=shardings)()
+    state = train_program(make_config(mesh=MeshConfig(data=1, fsdp=4, tensor=2)), jax.devices()).init()
     kernel = state.params["decoder"]["blocks_0"]["mlp"]["up"]["kernel"]
     assert kernel.addressable_shards[0].data.size * 8 == kernel.size
     assert state.opt_state[1].mu["decoder"]["blocks_0"]["mlp"]["up"]["kernel"].sharding == kernel.sharding

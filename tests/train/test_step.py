@@ -8,9 +8,11 @@ import torch
 
 from jaxformer.config import MeshConfig, OptimConfig, TrainConfig
 from jaxformer.layers import Transformer, init_params
-from jaxformer.train.state import init_state
-from jaxformer.train.step import eval_step, gradient_sums
-from jaxformer.typing import model_inputs
+from jaxformer.objectives.base import token_loss
+from jaxformer.ops.losses import LossOptions
+from jaxformer.train.optim import make_optimizer
+from jaxformer.train.program import train_program
+from jaxformer.train.step import gradient_sums
 
 GOLDEN = {
     "decoder-only": [(5.570169, 0.517516), (5.571358, 0.591325), (5.574955, 0.588611)],
@@ -26,15 +28,19 @@ def test_golden_losses(shape, make_config, run_steps):
     np.testing.assert_allclose(found, GOLDEN[shape], rtol=2e-5)
 
 
+def gradients(config, params, batch, key):
+    parts = train_program(config, jax.devices()[:1]).parts
+    return jax.jit(lambda params: gradient_sums(params, None, batch, key, parts))(params)
+
+
 @pytest.mark.parametrize("parts", [2, 4])
 def test_accumulation_equals_the_whole_batch(parts, make_config, make_batch):
     """Rows hold different numbers of real tokens, so means of micro-batch means would differ."""
     whole, split = make_config(), make_config(train=TrainConfig(accumulate=parts))
     batch, key = make_batch(whole), jax.random.key(0)
     params = init_params(whole.model, key)
-    model = Transformer(whole.model)
-    expected, sums = gradient_sums(params, batch, key, model, whole)
-    found, split_sums = gradient_sums(params, batch, key, model, split)
+    expected, sums = gradients(whole, params, batch, key)
+    found, split_sums = gradients(split, params, batch, key)
     np.testing.assert_allclose(split_sums, sums, rtol=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), found, expected)
 
@@ -66,7 +72,7 @@ def test_experts_and_a_shared_bias_on_eight_devices_equal_one(sizes, experts, ma
     """Loss and gradients; those of the router and of the bias are among them."""
     optim = OptimConfig(algorithm={"kind": "sgd"}, learning_rate=1.0, clip_norm=None, schedule={"kind": "constant"})
     config = make_config(model=experts, optim=optim)
-    before = jax.jit(lambda: init_state(config, optax.identity()))().params["decoder"]
+    before = jax.device_get(train_program(config, jax.devices()[:1]).init().params["decoder"])
     one, [wanted] = run_steps(config, num_steps=1)
     eight, [found] = run_steps(config.model_copy(update={"mesh": MeshConfig(**sizes)}), num_steps=1, num_devices=8)
     for name in ("loss", "perplexity", "grad_norm"):
@@ -78,15 +84,15 @@ def test_experts_and_a_shared_bias_on_eight_devices_equal_one(sizes, experts, ma
     assert np.abs(router[1] - router[0]).max() > 1e-5
 
 
-def test_the_router_s_loss_is_added_once_a_token(experts, make_config, make_batch):
+def test_the_router_s_loss_is_added_once_per_token(experts, make_config, make_batch):
     config = make_config(model=experts)
     batch, params = make_batch(config), jax.jit(init_params, static_argnums=0)(config.model, jax.random.key(0))
-    model, inputs = Transformer(config.model), model_inputs(batch)
+    model = Transformer(config.model)
 
     @jax.jit
     def run(params):
-        _, sums = gradient_sums(params, batch, jax.random.key(0), model, config)
-        return sums, model.apply({"params": params}, *inputs, method="hidden_and_router_loss")[1]
+        sums, _ = token_loss(model, params, batch, LossOptions())
+        return sums, model.apply({"params": params}, batch.tokens, method="hidden_and_router_loss")[1]
 
     sums, router = run(params)
     assert float((sums.loss - sums.nll) / sums.weight) == pytest.approx(float(router), rel=1e-3)
@@ -95,11 +101,11 @@ def test_the_router_s_loss_is_added_once_a_token(experts, make_config, make_batc
 
 def test_ema_follows_the_parameters(make_config, run_steps):
     config = make_config(optim=OptimConfig(ema_decay=0.75))
-    before = init_state(config, optax.identity()).params
+    before = jax.device_get(train_program(config, jax.devices()[:1]).init().params)
     state, _ = run_steps(config, num_steps=1)
     expected = jax.tree.map(lambda old, new: 0.75 * old + 0.25 * new, before, state.params)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), state.ema, expected)
-    assert state.best_params is state.ema
+    assert train_program(config, jax.devices()[:1]).inference_params(state) is state.ema
 
 
 def test_z_loss_and_label_smoothing_reach_the_loss(make_config, run_steps):
@@ -117,22 +123,22 @@ def test_dropout_follows_the_step_and_the_seed(make_config, run_steps):
     assert first[0]["loss"] != other[0]["loss"]
 
 
-def test_eval_step_sums_over_real_tokens(make_config, make_batch):
+@pytest.mark.parametrize("num_chunks", [1, 4])
+def test_a_loss_sums_over_real_tokens(num_chunks, make_config, make_batch):
     config = make_config()
     batch, params = make_batch(config), init_params(config.model, jax.random.key(0))
-    model = Transformer(config.model)
-    whole = eval_step(params, batch, model=model)
-    halves = [{name: a[i::2] for name, a in batch.items()} for i in range(2)]
-    parts = [eval_step(params, half, model=model) for half in halves]
+    model, options = Transformer(config.model), LossOptions(num_chunks=num_chunks)
+    loss = jax.jit(lambda batch: token_loss(model, params, batch, options))
+    whole, tokens = loss(batch)
+    parts = [loss(jax.tree.map(lambda a: a[i::2], batch))[0] for i in range(2)]  # noqa: B023
     np.testing.assert_allclose(np.sum(parts, axis=0), whole, rtol=1e-5)
-    assert float(whole.weight) == batch["weights"].sum()
+    assert float(whole.weight) == batch.weights.sum()
+    assert float(whole.nll) == pytest.approx(float((tokens.nll_BT * batch.weights).sum()), rel=1e-5)
 
 
 def test_adamw_equals_torch(make_config, run_steps):
     """Three updates of one matrix under clipping, decay and a constant rate."""
     config = OptimConfig(learning_rate=1e-2, weight_decay=0.1, schedule={"kind": "constant"}, clip_norm=1.0)
-    from jaxformer.train.optim import make_optimizer
-
     rng = np.random.default_rng(0)
     start, grads = rng.normal(size=(4, 3)).astype(np.float32), rng.normal(size=(3, 4, 3)).astype(np.float32)
     params, optimizer = {"kernel": start}, make_optimizer(config, 10, {"kernel": ("embed", "mlp")})

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 
+import jax
 import numpy as np
 import pytest
 
@@ -22,8 +23,9 @@ from jaxformer.data import (
     prepare,
     train_sentencepiece,
 )
-from jaxformer.data.pipeline import _order
+from jaxformer.data.loader import _order, row_generator
 from jaxformer.errors import UserError
+from jaxformer.objectives import make_objective
 
 DOCUMENTS = tuple(f"document {i} " + "x" * (i * 7 % 23) for i in range(38))
 
@@ -44,24 +46,39 @@ def pairs(make_config):
     )
 
 
+def parts(cfg, tokenizer=None):
+    """What the functions of `data` take of a config."""
+    tokenizer = tokenizer or Bytes()
+    return cfg.data, make_objective(cfg, tokenizer), tokenizer
+
+
 def build(cfg):
-    return build_set(cfg, Bytes(), cfg.data.train)
+    return build_set(*parts(cfg), cfg.data.train)
+
+
+def loader_of(cfg, rows, **options):
+    return make_loader(cfg, rows, make_objective(cfg, Bytes()), **options)
+
+
+def row_of(rows, index):
+    return {name: column[0] for name, column in rows.rows([index]).items()}
 
 
 def assert_same(first, second):
+    """Sequences of batches, or of stored rows."""
     for a, b in itertools.zip_longest(first, second):
-        assert a.keys() == b.keys()
-        for name in a:
-            assert a[name].dtype == b[name].dtype
-            np.testing.assert_array_equal(a[name], b[name], name)
+        assert jax.tree.structure(a) == jax.tree.structure(b)
+        for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+            assert x.dtype == y.dtype
+            np.testing.assert_array_equal(x, y)
 
 
 def joined(batches):
-    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    return jax.tree.map(lambda *arrays: np.concatenate(arrays), *batches)
 
 
-def row_keys(batch):
-    return [tuple(row) for row in batch["targets"].tolist()]
+def row_keys(targets):
+    return [tuple(row) for row in targets.tolist()]
 
 
 # ---------------------------------------------------------------- sets
@@ -71,14 +88,14 @@ def test_set_counts_targets_and_bytes(make_config, packed):
     rows = build(cfg)
     assert len(rows) == (1 if packed else 2)
     assert rows.num_bytes == 6
-    assert rows.num_tokens == 6 + 2 == sum(int(rows[i]["weights"].sum()) for i in range(len(rows)))
+    assert rows.num_tokens == 6 + 2 == int((rows.rows(range(len(rows)))["segments"] > 0).sum())
 
 
 def test_set_holds_every_document(make_config):
     rows = build(make_config(train=MemorySource(documents=DOCUMENTS), length=64))
     texts = [
         Bytes().decode(row["targets"][row["segments"] == segment])
-        for row in (rows[i] for i in range(len(rows)))
+        for row in (row_of(rows, i) for i in range(len(rows)))
         for segment in range(1, row["segments"].max() + 1)
     ]
     assert sorted(texts) == sorted(DOCUMENTS)
@@ -87,9 +104,9 @@ def test_set_holds_every_document(make_config):
 
 def test_rows_by_index(cfg):
     rows = build(cfg)
-    assert_same([{name: column[1] for name, column in rows.rows([0, 3]).items()}], [rows[3]])
+    assert_same([{name: column[1] for name, column in rows.rows([0, 3]).items()}], [row_of(rows, 3)])
     with pytest.raises(IndexError):
-        rows[len(rows)]
+        rows.rows([len(rows)])
 
 
 def test_objective_and_source_must_agree(make_config):
@@ -103,21 +120,21 @@ def test_long_pairs_are_left_out_and_counted(make_config, caplog):
     good, bad = ("abc", "x"), ("abcd", "long target")
     with caplog.at_level(logging.WARNING):
         rows = build(make_config(train=MemorySource(pairs=(good, bad, good)), objective=objective))
-    assert "1 of 3 pairs are longer than data.length=8 or data.objective.input_length=4" in caplog.text
+    assert "1 of 3 examples are longer than data.length=8 or data.objective.input_length=4" in caplog.text
     assert rows.num_bytes == 2
-    with pytest.raises(UserError, match=r"all 1 pairs are longer than data\.length=8"):
+    with pytest.raises(UserError, match=r"all 1 examples are longer than data\.length=8"):
         build(make_config(train=MemorySource(pairs=(bad,)), objective=objective))
 
 
 def test_paired_segments_carry_the_same_pair(pairs):
     rows, tokenizer, sources = build(pairs), Bytes(), {}
     for i in range(len(rows)):
-        row = rows[i]
+        row = row_of(rows, i)
         for segment in range(1, row["segments"].max() + 1):
             text = tokenizer.decode(row["inputs"][row["input_segments"] == segment])
             sources[text] = tokenizer.decode(row["targets"][row["segments"] == segment])
     assert sources == {example["inputs"]: example["targets"] for example in open_source(pairs.data.train)}
-    assert max(rows[i]["segments"].max() for i in range(len(rows))) > 1
+    assert rows.rows(range(len(rows)))["segments"].max() > 1
 
 
 # ---------------------------------------------------------------- hosts, restarts, epochs
@@ -125,19 +142,19 @@ def test_paired_segments_carry_the_same_pair(pairs):
 @pytest.mark.parametrize("num_hosts", [2, 4])
 def test_global_batch_does_not_depend_on_the_number_of_hosts(cfg, train, num_hosts):
     rows = build(cfg)
-    whole = make_loader(cfg, rows, train=train)
-    shares = [make_loader(cfg, rows, host=i, num_hosts=num_hosts, train=train) for i in range(num_hosts)]
+    whole = loader_of(cfg, rows, train=train)
+    shares = [loader_of(cfg, rows, host=i, num_hosts=num_hosts, train=train) for i in range(num_hosts)]
     for step in range(whole.num_batches + 2):
         assert_same([joined([share.batch(step) for share in shares])], [whole.batch(step)])
 
 
 def test_hosts_must_divide_the_batch(cfg):
     with pytest.raises(UserError, match=r"data\.batch_size=4 is not a multiple of the 3 hosts"):
-        make_loader(cfg, build(cfg), num_hosts=3)
+        loader_of(cfg, build(cfg), num_hosts=3)
 
 
 def test_restart_continues_where_it_stopped(cfg):
-    loader = make_loader(cfg, build(cfg))
+    loader = loader_of(cfg, build(cfg))
     steps = list(loader.iterate(0, 30))
     assert_same(steps, [loader.batch(step) for step in range(30)])
     assert_same(loader.iterate(17, 30), steps[17:])
@@ -146,13 +163,13 @@ def test_restart_continues_where_it_stopped(cfg):
 
 def test_worker_processes_change_nothing(make_config, cfg):
     rows = build(cfg)
-    with_workers = make_loader(make_config(**dict(cfg.data) | {"workers": 2, "prefetch": 2}), rows)
-    assert_same(with_workers.iterate(5, 12), make_loader(cfg, rows).iterate(5, 12))
+    with_workers = loader_of(make_config(**dict(cfg.data) | {"workers": 2, "prefetch": 2}), rows)
+    assert_same(with_workers.iterate(5, 12), loader_of(cfg, rows).iterate(5, 12))
 
 
 def test_iterating_may_stop_early(cfg):
-    steps = make_loader(cfg, build(cfg)).iterate(0, 10**9)
-    assert_same([next(steps)], [make_loader(cfg, build(cfg)).batch(0)])
+    steps = loader_of(cfg, build(cfg)).iterate(0, 10**9)
+    assert_same([next(steps)], [loader_of(cfg, build(cfg)).batch(0)])
     steps.close()
 
 
@@ -160,18 +177,18 @@ def test_iterating_may_stop_early(cfg):
 def test_every_epoch_shows_every_row_once_in_a_new_order(make_config, batch_size):
     cfg = make_config(train=MemorySource(documents=DOCUMENTS), batch_size=batch_size, length=16)
     rows = build(cfg)
-    loader = make_loader(cfg, rows)
+    loader = loader_of(cfg, rows)
     steps = -(-3 * len(rows) // batch_size)
-    keys = row_keys(joined([loader.batch(step) for step in range(steps)]))
+    keys = row_keys(joined([loader.batch(step) for step in range(steps)]).targets)
     epochs = [keys[i * len(rows) : (i + 1) * len(rows)] for i in range(3)]
-    assert [sorted(epoch) for epoch in epochs] == [sorted(row_keys(rows.rows(range(len(rows)))))] * 3
+    assert [sorted(epoch) for epoch in epochs] == [sorted(row_keys(rows.rows(range(len(rows)))["targets"]))] * 3
     assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
 
 
 def test_seed_changes_the_order(make_config, cfg):
     rows = build(cfg)
-    loaders = [make_loader(make_config(seed=seed, **dict(cfg.data)), rows) for seed in (0, 1, 2**40)]
-    orders = [row_keys(joined([loader.batch(step) for step in range(5)])) for loader in loaders]
+    loaders = [loader_of(make_config(seed=seed, **dict(cfg.data)), rows) for seed in (0, 1, 2**40)]
+    orders = [row_keys(joined([loader.batch(step) for step in range(5)]).targets) for loader in loaders]
     assert orders[0] != orders[1] != orders[2] != orders[0]
 
 
@@ -183,80 +200,131 @@ def test_order_is_pinned():
 def test_evaluation_shows_every_row_once_and_fills_with_empty_rows(cfg):
     rows = build(cfg)
     assert len(rows) % 4
-    loader = make_loader(cfg, rows, train=False)
+    loader = loader_of(cfg, rows, train=False)
     whole = joined(list(loader.iterate(0, loader.num_batches)))
-    assert len(whole["tokens"]) == loader.num_batches * 4
-    assert_same([{name: column[: len(rows)] for name, column in whole.items()}], [rows.rows(range(len(rows)))])
-    assert not any(column[len(rows) :].any() for column in whole.values())
-    assert whole["weights"].sum() == rows.num_tokens
+    assert len(whole.targets) == loader.num_batches * 4
+    np.testing.assert_array_equal(whole.targets[: len(rows)], rows.rows(range(len(rows)))["targets"])
+    assert not any(column[len(rows) :].any() for column in jax.tree.leaves(whole))
+    assert whole.weights.sum() == rows.num_tokens
+
+
+def test_evaluation_may_add_empty_rows_to_every_batch(cfg):
+    """So that a batch of any size can be split over the devices at hand."""
+    rows = build(cfg)
+    plain, wider = loader_of(cfg, rows, train=False), loader_of(cfg, rows, train=False, row_multiple=3)
+    assert wider.num_batches == plain.num_batches
+    for step in range(plain.num_batches):
+        batch = wider.batch(step)
+        assert len(batch.targets) == 6
+        assert_same([jax.tree.map(lambda a: a[:4], batch)], [plain.batch(step)])
+        assert not batch.weights[4:].any()
+
+
+# ---------------------------------------------------------------- corruption
+class Noisy:
+    """An objective that replaces every real token by noise and notes the generator's first number."""
+
+    def __init__(self, inner):
+        self._inner = inner
+
+    def batch(self, rows, generator):
+        batch = self._inner.batch(rows, generator)
+        noise = np.stack([generator(i).randint(3, 259, batch.targets.shape[1]) for i in range(len(batch.targets))])
+        return batch._replace(targets=np.where(rows["segments"] > 0, noise, 0).astype(np.int32))
+
+
+@pytest.mark.parametrize("num_hosts", [2, 4])
+def test_corruption_does_not_depend_on_hosts_and_changes_every_step(cfg, num_hosts):
+    rows, objective = build(cfg), Noisy(make_objective(cfg, Bytes()))
+    whole = make_loader(cfg, rows, objective)
+    shares = [make_loader(cfg, rows, objective, host=i, num_hosts=num_hosts) for i in range(num_hosts)]
+    for step in range(3):
+        assert_same([joined([share.batch(step) for share in shares])], [whole.batch(step)])
+    assert (whole.batch(0).targets != whole.batch(1).targets).any()
+
+
+def test_held_out_rows_are_corrupted_alike_at_every_evaluation(cfg, make_config):
+    """By their index in the set: whatever the batch size, and each row in its own way."""
+    rows, objective = build(cfg), Noisy(make_objective(cfg, Bytes()))
+    smaller = make_config(**dict(cfg.data) | {"batch_size": 2})
+    loaders = [make_loader(c, rows, objective, train=False) for c in (cfg, smaller)]
+    first, second = (joined(list(loader.iterate(0, loader.num_batches))).targets[: len(rows)] for loader in loaders)
+    np.testing.assert_array_equal(first, second)
+    wanted = row_generator(cfg.seed, 0, 5).randint(3, 259, 16)
+    np.testing.assert_array_equal(first[5][first[5] > 0], wanted[first[5] > 0])
+
+
+def test_random_numbers_of_a_row_are_pinned():
+    """A run restarted with this version must see the corruption it would have seen with the last."""
+    assert row_generator(seed=1, step=2, row=3).randint(0, 1000, 5).tolist() == [171, 56, 1, 916, 410]
 
 
 # ---------------------------------------------------------------- prepared
 def test_prepared_batches_are_those_from_memory(pairs, tmp_path):
-    prepared = prepare(pairs, Bytes(), tmp_path)
+    prepared = prepare(*parts(pairs), tmp_path)
     for train, rows, source in (
         (True, prepared.train, pairs.data.train),
         (False, prepared.heldout, pairs.data.heldout),
     ):
-        memory = build_set(pairs, Bytes(), source)
+        memory = build_set(*parts(pairs), source)
         assert (rows.num_tokens, rows.num_bytes) == (memory.num_tokens, memory.num_bytes)
-        loaders = [make_loader(pairs, packed, train=train) for packed in (rows, memory)]
+        loaders = [loader_of(pairs, packed, train=train) for packed in (rows, memory)]
         assert_same(loaders[0].iterate(0, 9), loaders[1].iterate(0, 9))
     assert load_tokenizer(tmp_path).digest == Bytes().digest
     assert not list(tmp_path.glob("*.partial"))
 
 
 def test_prepared_with_workers(pairs, make_config, tmp_path):
-    rows = prepare(pairs, Bytes(), tmp_path).train
+    rows = prepare(*parts(pairs), tmp_path).train
     cfg = make_config(**dict(pairs.data) | {"workers": 1})
-    assert_same(make_loader(cfg, rows).iterate(0, 4), make_loader(pairs, build(pairs)).iterate(0, 4))
+    assert_same(loader_of(cfg, rows).iterate(0, 4), loader_of(pairs, build(pairs)).iterate(0, 4))
 
 
 def test_load_sets_prefers_prepared_ones(cfg, tmp_path):
-    from_memory = load_sets(cfg, Bytes(), tmp_path)
+    from_memory = load_sets(*parts(cfg), tmp_path)
     assert from_memory.heldout is None
-    prepare(cfg, Bytes(), tmp_path)
-    opened = load_sets(cfg, Bytes(), tmp_path)
+    prepare(*parts(cfg), tmp_path)
+    opened = load_sets(*parts(cfg), tmp_path)
     assert type(opened.train.records) is not type(from_memory.train.records)
     assert_same([opened.train.rows([3, 1])], [from_memory.train.rows([3, 1])])
 
 
 def test_load_heldout_from_memory_and_from_disk(pairs, tmp_path):
-    first = load_heldout(pairs, Bytes(), tmp_path)
-    prepare(pairs, Bytes(), tmp_path)
-    assert_same([first.rows([0, 2])], [load_heldout(pairs, Bytes(), tmp_path).rows([0, 2])])
+    first = load_heldout(*parts(pairs), tmp_path)
+    prepare(*parts(pairs), tmp_path)
+    assert_same([first.rows([0, 2])], [load_heldout(*parts(pairs), tmp_path).rows([0, 2])])
 
 
 def test_batch_size_and_seed_may_change_after_preparing(cfg, make_config, tmp_path):
-    prepare(cfg, Bytes(), tmp_path)
-    open_prepared(make_config(seed=9, **dict(cfg.data) | {"batch_size": 2, "prefetch": 3}), Bytes(), tmp_path)
+    prepare(*parts(cfg), tmp_path)
+    open_prepared(*parts(make_config(seed=9, **dict(cfg.data) | {"batch_size": 2, "prefetch": 3})), tmp_path)
 
 
 def test_other_settings_are_refused_by_name(cfg, make_config, tmp_path):
-    prepare(cfg, Bytes(), tmp_path)
+    prepare(*parts(cfg), tmp_path)
     for change, message in (
         ({"length": 17}, r"data\.length: prepared with 16, now 17"),
         ({"pack": False}, r"data\.pack: prepared with true, now false"),
         ({"train": MemorySource(documents=("x",))}, r"data\.train: prepared with .*document 37"),
     ):
         with pytest.raises(UserError, match=message):
-            load_sets(make_config(**dict(cfg.data) | change), Bytes(), tmp_path)
+            load_sets(*parts(make_config(**dict(cfg.data) | change)), tmp_path)
 
 
 def test_another_tokenizer_is_refused(cfg, tmp_path):
-    prepare(cfg, Bytes(), tmp_path)
+    prepare(*parts(cfg), tmp_path)
     other = train_sentencepiece(DOCUMENTS, 290, SentencePieceTokenizer(algorithm="bpe"))
     with pytest.raises(UserError, match="tokenizer: prepared with"):
-        load_sets(cfg, other, tmp_path)
+        load_sets(*parts(cfg, other), tmp_path)
 
 
 def test_interrupted_preparation_does_not_count(cfg, tmp_path, monkeypatch):
-    prepare(cfg, Bytes(), tmp_path)
+    prepare(*parts(cfg), tmp_path)
     monkeypatch.setattr("jaxformer.data.prepared.write_records", _interrupted)
     with pytest.raises(KeyboardInterrupt):
-        prepare(cfg, Bytes(), tmp_path)
+        prepare(*parts(cfg), tmp_path)
     with pytest.raises(UserError, match="holds no prepared data: run jaxformer prepare"):
-        open_prepared(cfg, Bytes(), tmp_path)
+        open_prepared(*parts(cfg), tmp_path)
 
 
 def _interrupted(*args):
@@ -264,21 +332,21 @@ def _interrupted(*args):
 
 
 def test_damaged_prepared_files(cfg, pairs, tmp_path):
-    prepare(cfg, Bytes(), tmp_path / "a")
+    prepare(*parts(cfg), tmp_path / "a")
     meta = tmp_path / "a" / "meta.json"
     content = json.loads(meta.read_text())
     content["sets"]["train"]["rows"] += 1
     meta.write_text(json.dumps(content))
     with pytest.raises(UserError, match=r"train\.array_record: \d+ rows, but meta\.json says"):
-        open_prepared(cfg, Bytes(), tmp_path / "a")
+        open_prepared(*parts(cfg), tmp_path / "a")
     meta.write_text("{")
     with pytest.raises(UserError, match=r"meta\.json: not valid JSON"):
-        open_prepared(cfg, Bytes(), tmp_path / "a")
-    records = prepare(cfg, Bytes(), tmp_path / "a").train.records
+        open_prepared(*parts(cfg), tmp_path / "a")
+    records = prepare(*parts(cfg), tmp_path / "a").train.records
     assert len(records) > 0
     (tmp_path / "a" / "train.array_record").write_bytes(b"gone")
     with pytest.raises(UserError, match=r"train\.array_record: not a readable ArrayRecord file"):
-        open_prepared(cfg, Bytes(), tmp_path / "a")
+        open_prepared(*parts(cfg), tmp_path / "a")
 
 
 # ---------------------------------------------------------------- real data, where there is some
