@@ -8,39 +8,11 @@ Expect: held-out perplexity 109 over 2048 pieces, 2.54 bits per byte (Python 3.1
 configs/quickstart.py reaches 92 and 2.45.
 """
 
-from jaxformer.config import (
-    CheckpointConfig,
-    Cosine,
-    DataConfig,
-    EvaluateConfig,
-    OptimConfig,
-    RunConfig,
-    SentencePieceTokenizer,
-    StdlibSource,
-    TrainConfig,
-)
+from quickstart import config as quickstart
+
+from jaxformer.config import RunConfig
 from jaxformer.models.rnn import rnn
 
 
 def config() -> RunConfig:
-    return RunConfig(
-        model=rnn(cell="lstm", num_layers=2, embed_dim=320, dim=320, vocab_size=2048),
-        data=DataConfig(
-            train=StdlibSource(split="train"),
-            heldout=StdlibSource(split="heldout"),
-            tokenizer=SentencePieceTokenizer(algorithm="bpe"),
-            length=256,
-            batch_size=4,
-        ),
-        optim=OptimConfig(learning_rate=3e-3, schedule=Cosine(warmup_steps=80), weight_decay=0.1),
-        train=TrainConfig(steps=800),
-        checkpoint=CheckpointConfig(every=200),
-        evaluate=EvaluateConfig(
-            every=200,
-            batches=16,
-            prompts=("def parse(", "class Queue:\n", "import os\n"),
-            max_new_tokens=80,
-            temperature=0.8,
-            top_p=0.9,
-        ),
-    )
+    return quickstart().replace(model=rnn(cell="lstm", num_layers=2, embed_dim=320, dim=320, vocab_size=2048))

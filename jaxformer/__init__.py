@@ -33,6 +33,8 @@ __all__ = sorted(_HOMES)
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'jaxformer' has no attribute '{name}'; there are: {', '.join(__all__)}")
+    prepare_jax = importlib.import_module("jaxformer.startup").prepare_jax
+    prepare_jax()
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 

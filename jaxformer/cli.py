@@ -4,14 +4,13 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
-from pathlib import Path
+
+from jaxformer.startup import prepare_jax
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parsed(argv)
-    _settle_platform()
-    _settle_compilation_cache()
+    prepare_jax()
     from jaxformer.errors import UserError
 
     try:
@@ -148,24 +147,6 @@ CASE = {
 
 def _add_overrides(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", metavar="key=value", nargs="*", help="such as train.steps=200")
-
-
-def _settle_platform() -> None:
-    """With TPU libraries but no TPU, JAX would search for one for minutes."""
-    has_tpu = Path("/dev/accel0").exists() or Path("/dev/vfio").exists()
-    if "JAX_PLATFORMS" not in os.environ and find_spec("libtpu") is not None and not has_tpu:
-        os.environ["JAX_PLATFORMS"] = "cpu"
-
-
-def _settle_compilation_cache() -> None:
-    """Compiled programs are kept for the next start; `JAXFORMER_COMPILE_CACHE` names a directory, or turns it off."""
-    place = os.environ.get("JAXFORMER_COMPILE_CACHE", "")
-    if place.lower() == "off" or "JAX_COMPILATION_CACHE_DIR" in os.environ:
-        return
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = place or str(home / "jaxformer" / "compiled")
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-    os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(2 * 2**30))
 
 
 def _train(args: argparse.Namespace) -> None:

@@ -22,16 +22,20 @@ ORDER = [
     {"evaluate"},
     {"decode"},
     {"run"},
-    {"convert"},
     {"checkpoint"},
+    {"objectives"},
+    {"convert"},
     {"data"},
     {"models"},
     {"layers"},
     {"ops"},
     {"sharding"},
+    {"rundir"},
+    {"hosts"},
     {"config"},
     {"typing"},
     {"errors"},
+    {"startup"},
 ]
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
 # Of the zoo and its neighbours; a number behind a name is still that name.

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from jaxformer.cli import main
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -35,15 +37,21 @@ def test_dates(tmp_path):
     assert run("generate", workdir, "--prompt", "3rd of March 1987").strip() == "1987-03-03"
 
 
+def show(config: Path, capsys, monkeypatch) -> str:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["show", str(config)]) == 0
+    return capsys.readouterr().out
+
+
 @pytest.mark.parametrize("config", sorted((ROOT / "configs").glob("*.py")), ids=lambda path: path.stem)
-def test_every_config_is_shown_and_documented(config):
-    output = run("show", config)
+def test_every_config_is_shown_and_documented(config, capsys, monkeypatch):
+    output = show(config, capsys, monkeypatch)
     assert "parameters" in output
     assert f"configs/{config.name}" in config.read_text().split('"""')[1]
 
 
-def test_show_gives_every_parameter_its_sharding():
-    output = run("show", "configs/llama3_8b.py")
+def test_show_gives_every_parameter_its_sharding(capsys, monkeypatch):
+    output = show(ROOT / "configs" / "llama3_8b.py", capsys, monkeypatch)
     assert "8,030,261,248 parameters; mesh fsdp=64" in output
     row = next(line for line in output.splitlines() if "decoder/blocks_0/attention/q/kernel" in line)
     assert "32 x 4096 x 32 x 128" in row

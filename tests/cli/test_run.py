@@ -1,7 +1,13 @@
-"""Whole runs through the command line, in processes of their own: train, stop, kill, continue, use."""
+"""Whole runs through the command line: train, stop, kill, continue, use.
 
+Commands run in this process, but for those that are killed or interrupted or whose start is what is tested.
+"""
+
+import contextlib
+import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +16,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+
+from jaxformer.cli import main
 
 CONFIG = """
 from jaxformer.config import *
@@ -21,7 +29,7 @@ def config():
         model=gpt2(num_layers=2, embed_dim=16, num_heads=2, vocab_size=264, max_length=64, dropout=0.1),
         data=DataConfig(
             train=MemorySource(documents=documents), heldout=MemorySource(documents=documents[:5]),
-            tokenizer=ByteTokenizer(), length=32, batch_size=4,
+            tokenizer=ByteTokenizer(), length=32, batch_size=8,
         ),
         optim=OptimConfig(learning_rate=1e-2, schedule=Constant(), ema_decay=0.9),
         train=TrainConfig(steps=8, log_every=1),
@@ -94,7 +102,7 @@ def test_an_interrupt_leaves_a_checkpoint(config_file, tmp_path):
     )
     wait_for(lambda: len(losses(workdir)) > 2, process)
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=120)
     assert process.returncode == 0
     assert "stopped at step" in output
     assert len(os.listdir(workdir / "checkpoints")) == 1
@@ -116,7 +124,7 @@ def test_generate_and_evaluate_need_only_the_directory(finished):
 def test_quantized_weights_are_measured(finished):
     output = jaxformer("evaluate", finished, "--weights", "int8")
     assert "int8 weights: held-out perplexity" in output
-    assert "nats a token" in output
+    assert "nats per token" in output
     metrics = json.loads((finished / "evaluation.json").read_text())
     assert metrics["int8_heldout_loss"] == pytest.approx(metrics["heldout_loss"], rel=0.01)
 
@@ -182,6 +190,16 @@ def test_the_second_start_compiles_nothing(finished, tmp_path):
     assert programs == sorted((tmp_path / "cache" / "jaxformer" / "compiled").glob("*-cache"))
     assert hits >= len(programs) > 2
     assert off == cold == warm
+
+
+@pytest.mark.parametrize("jax_first", [False, True], ids=["alone", "after jax"])
+def test_python_programs_keep_compiled_programs_too(tmp_path, jax_first):
+    script = "import jax; jax.jit(lambda x: x + 1)(1)\n" if jax_first else ""
+    script += "import jaxformer as jf; jf.Transformer\nimport jax; jax.jit(lambda x: x * 2)(1)"
+    clean = {name: value for name, value in environment().items() if not name.startswith("JAX_")}
+    clean |= {"JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", script], env=clean, check=True, timeout=120)
+    assert list((tmp_path / "jaxformer" / "compiled").glob("*-cache"))
 
 
 def test_prepared_data_gives_the_same_run(config_file, finished, tmp_path):
@@ -254,8 +272,6 @@ def test_a_prompt_beyond_the_context_is_named(finished):
 
 
 def test_a_truncated_checkpoint_is_named(finished, tmp_path):
-    import shutil
-
     copy = tmp_path / "copy"
     shutil.copytree(finished, copy)
     for file in (copy / "checkpoints" / "8" / "state").rglob("*"):
@@ -268,15 +284,21 @@ def test_a_truncated_checkpoint_is_named(finished, tmp_path):
 
 
 # ---------------------------------------------------------------- running it
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+
+
 def environment() -> dict[str, str]:
-    return os.environ | {"XLA_FLAGS": "", "COLUMNS": "200"}
+    return os.environ | {"COLUMNS": "200"}
 
 
 def jaxformer(*arguments: object, fails: bool = False) -> str:
-    command = [sys.executable, "-m", "jaxformer.cli", *map(str, arguments)]
-    result = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=300)
-    assert (result.returncode != 0) == fails, result.stdout + result.stderr
-    return result.stderr if fails else result.stdout
+    """Standard output of a command, or its errors if it `fails`."""
+    with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.redirect_stderr(io.StringIO()) as errors:
+        code = main([str(argument) for argument in arguments])
+    assert (code != 0) == fails, output.getvalue() + errors.getvalue()
+    return errors.getvalue() if fails else output.getvalue()
 
 
 def losses(workdir: Path) -> list[tuple[int, float]]:
@@ -296,8 +318,6 @@ def wait_for(condition, process: subprocess.Popen, seconds: float = 120) -> None
 
 def keep_only(workdir: Path, step: int) -> None:
     """Drop later checkpoints of the killed run, so that steps are run again, and its endless step count."""
-    import shutil
-
     for path in (workdir / "checkpoints").iterdir():
         if path.name != str(step):
             shutil.rmtree(path)

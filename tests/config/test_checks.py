@@ -96,8 +96,8 @@ DECODER_ONLY = {
     ),
     "bytes do not fit the vocabulary": (["model.vocab_size=258"], ["model.vocab_size=258", "259"]),
     "exact match of continuations": (
-        ["evaluate.exact_match=5"],
-        ["evaluate.exact_match=5", "data.objective.kind=seq2seq", "set it to 0"],
+        ['evaluate.metrics=[{"kind":"exact_match"}]', "checkpoint.keep_best=0"],
+        ["evaluate.metrics.0.kind=exact_match", "encoder-decoder", "decoder-only", "remove that metric"],
     ),
     "nesterov without momentum": (
         ["optim.algorithm.kind=sgd", "optim.algorithm.nesterov=true"],

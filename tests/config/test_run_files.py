@@ -23,12 +23,11 @@ from jaxformer.config import (
     TrainConfig,
     WarmupStableDecay,
     apply_overrides,
-    load_json,
     load_run_file,
-    save_json,
 )
 from jaxformer.errors import UserError
 from jaxformer.models import PRESETS, preset
+from jaxformer.rundir import RunDir
 
 RUN_FILE = """
 from jaxformer.config import ByteTokenizer, DataConfig, MemorySource, RunConfig
@@ -101,22 +100,58 @@ def test_a_defect_of_the_file_itself_keeps_its_traceback(tmp_path):
         load_run_file(path)
 
 
+def test_a_run_file_derives_from_its_neighbour(tmp_path):
+    """And the neighbour of another directory, with the same name, is not mistaken for it."""
+    for name, length in (("a", 8), ("b", 4)):
+        directory = tmp_path / name
+        directory.mkdir()
+        _written(directory / "neighbour.py", **GOOD | {"length": length})
+        (directory / "derived.py").write_text(
+            "from neighbour import config as base\n\ndef config():\n    return base().replace(seed=7)\n"
+        )
+        config = load_run_file(directory / "derived.py")
+        assert (config.seed, config.data.length, config.workdir) == (7, length, "runs/derived")
+    assert "neighbour" not in sys.modules
+
+
+def test_a_derived_config_is_validated(run):
+    with pytest.raises(ValidationError, match=r"data\.length=99 is longer"):
+        run.replace(data=run.data.replace(length=99))
+
+
 # ---------------------------------------------------------------- config.json
+def test_a_config_of_a_newer_version_is_refused(tmp_path, run):
+    RunDir(tmp_path).write_config(run)
+    tree = json.loads((tmp_path / "config.json").read_text())
+    assert tree["version"] == 1
+    (tmp_path / "config.json").write_text(json.dumps(tree | {"version": 2}))
+    with pytest.raises(UserError, match=r"config\.json: version = 2, .* up to 1: install a newer one"):
+        RunDir(tmp_path).read_config()
+
+
+def test_evaluate_exact_match_of_earlier_versions(tmp_path):
+    """In config.json, and as a field of EvaluateConfig in Python configs."""
+    metrics = EvaluateConfig(exact_match=5).metrics
+    assert [(m.kind, m.every) for m in metrics] == [("perplexity", None), ("exact_match", "end")]
+    assert metrics[1].num_examples == 5
+    assert EvaluateConfig(exact_match=0).metrics == EvaluateConfig().metrics
+
+
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_every_preset_survives_json(tmp_path, name):
     _round_trip(_run_of(preset(name)), tmp_path)
 
 
 def test_runs_from_before_recurrent_decoders_still_load(tmp_path, run):
-    save_json(run, tmp_path)
+    RunDir(tmp_path).write_config(run)
     tree = json.loads((tmp_path / "config.json").read_text())
     del tree["model"]["decoder"]["kind"]
     (tmp_path / "config.json").write_text(json.dumps(tree))
-    assert load_json(tmp_path) == run
+    assert RunDir(tmp_path).read_config() == run
 
 
 def test_no_file_in_between_is_left(tmp_path, run):
-    save_json(run, tmp_path)
+    RunDir(tmp_path).write_config(run)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
@@ -130,14 +165,14 @@ def test_any_values_survive_json(run, data):
 
 def test_not_a_run_directory(tmp_path):
     with pytest.raises(UserError, match=r"is not a run directory: it has no config\.json"):
-        load_json(tmp_path)
+        RunDir(tmp_path).read_config()
 
 
 @pytest.mark.parametrize("content", [b"{", b"", b"\xff\xfe{}", pickle.dumps({"seed": 1})])
 def test_invalid_json(tmp_path, content):
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(UserError, match=r"config\.json: not valid JSON \("):
-        load_json(tmp_path)
+        RunDir(tmp_path).read_config()
 
 
 def test_a_saved_config_is_validated(tmp_path, run):
@@ -145,23 +180,23 @@ def test_a_saved_config_is_validated(tmp_path, run):
     tree["train"]["steps"] = "many"
     (tmp_path / "config.json").write_text(json.dumps(tree))
     with pytest.raises(UserError, match=r"config\.json: train\.steps = 'many': .*integer"):
-        load_json(tmp_path)
+        RunDir(tmp_path).read_config()
 
 
 def test_a_field_from_another_version_is_refused(tmp_path, run):
     (tmp_path / "config.json").write_text(json.dumps(run.model_dump(mode="json") | {"novelty": 1}))
     with pytest.raises(UserError, match=r"config\.json: novelty = 1: "):
-        load_json(tmp_path)
+        RunDir(tmp_path).read_config()
 
 
 def test_loading_json_executes_nothing(tmp_path, run):
     text = "__import__('os').abort()"
-    save_json(apply_overrides(run, [f"workdir={text}"]), tmp_path)
+    RunDir(tmp_path).write_config(apply_overrides(run, [f"workdir={text}"]))
     for name in ("config.py", "__init__.py", "conftest.py"):
         (tmp_path / name).write_text("raise AssertionError('executed')\n")
-    load_json(tmp_path)  # what the library imports on first use is not what this test is about
+    RunDir(tmp_path).read_config()  # what the library imports on first use is not what this test is about
     AUDIT.append([])
-    config = load_json(tmp_path)
+    config = RunDir(tmp_path).read_config()
     assert config.workdir == text
     assert AUDIT.pop() == []
 
@@ -233,8 +268,8 @@ def _run_of(model) -> RunConfig:
 
 
 def _round_trip(config: RunConfig, directory) -> None:
-    save_json(config, directory)
-    assert load_json(directory) == config
+    RunDir(directory).write_config(config)
+    assert RunDir(directory).read_config() == config
 
 
 def _written(path, **fields):

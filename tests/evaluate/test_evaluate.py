@@ -1,0 +1,115 @@
+"""Evaluation: the same numbers on any number of devices, metrics when they are due, and the best checkpoint."""
+
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import pytest
+from rich.console import Console
+
+from jaxformer.config import (
+    ByteTokenizer,
+    CheckpointConfig,
+    DataConfig,
+    EvaluateConfig,
+    ExactMatch,
+    MemorySource,
+    MeshConfig,
+    OptimConfig,
+    Perplexity,
+    RunConfig,
+    Seq2Seq,
+    TrainConfig,
+)
+from jaxformer.evaluate.loop import METRICS, Evaluation
+from jaxformer.evaluate.report import evaluate, format_metrics
+from jaxformer.models.vaswani import vaswani
+from jaxformer.train.loop import train
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> RunConfig:
+    """An encoder-decoder with a metric that decodes; its batch of 6 rows divides over no mesh of 4 or 8."""
+    pairs = MemorySource(pairs=tuple((f"{i}", f"{i % 3}") for i in range(30)))
+    config = RunConfig(
+        workdir=str(tmp_path_factory.mktemp("runs") / "pairs"),
+        model=vaswani(num_layers=1, embed_dim=16, num_heads=4, mlp_dim=32, vocab_size=264, dropout=0.0),
+        data=DataConfig(
+            train=pairs,
+            heldout=pairs,
+            tokenizer=ByteTokenizer(),
+            objective=Seq2Seq(input_length=8),
+            length=8,
+            batch_size=6,
+        ),
+        optim=OptimConfig(learning_rate=3e-2),
+        train=TrainConfig(steps=6, log_every=1),
+        mesh=MeshConfig(data=2, fsdp=1, tensor=4),
+        checkpoint=CheckpointConfig(every=2, keep_last=1, best="exact_match"),
+        evaluate=EvaluateConfig(metrics=(Perplexity(every=3), ExactMatch(every=2, num_examples=30))),
+    )
+    train(config, Console(quiet=True))
+    return config
+
+
+def logged(config: RunConfig) -> dict[int, dict[str, float]]:
+    with open(os.path.join(config.workdir, "metrics.jsonl")) as file:
+        return {line["step"]: line for line in map(json.loads, file)}
+
+
+def test_every_metric_is_measured_when_it_is_due(finished):
+    lines = logged(finished)
+    assert [step for step, line in lines.items() if "heldout_loss" in line] == [3, 6]
+    assert [step for step, line in lines.items() if "exact_match" in line] == [2, 4, 6]
+
+
+def test_the_named_metric_selects_the_best_checkpoint(finished):
+    values = {step: line["exact_match"] for step, line in logged(finished).items() if "exact_match" in line}
+    best = max(values, key=lambda step: (values[step], step))
+    kept = {int(name) for name in os.listdir(os.path.join(finished.workdir, "checkpoints"))}
+    assert kept <= {best, 6} | {step for step in values if values[step] == values[best]}
+    assert 6 in kept
+
+
+@pytest.mark.parametrize("sizes", [{"data": 8}, {"data": 2, "fsdp": 4}, {"data": 4, "fsdp": 1, "tensor": 2}])
+def test_evaluation_gives_the_same_numbers_on_every_mesh(finished, sizes):
+    overrides = [f"mesh.{axis}={sizes.get(axis, 1)}" for axis in ("data", "fsdp", "tensor")]
+    wanted = evaluate(finished.workdir)
+    found = evaluate(finished.workdir, overrides)
+    assert found.keys() == wanted.keys() >= {"heldout_loss", "exact_match"}
+    for name in found:
+        assert found[name] == pytest.approx(wanted[name], rel=1e-5), name
+
+
+def test_evaluate_on_several_devices_from_the_command_line(finished):
+    """Parameters used to lie on one device while the mesh spanned all of them."""
+    outputs = []
+    for devices in (1, 4):
+        flags = f"--xla_force_host_platform_device_count={devices}"
+        command = [sys.executable, "-m", "jaxformer.cli", "evaluate", finished.workdir, "mesh.data=-1", "mesh.tensor=1"]
+        environment = os.environ | {"XLA_FLAGS": flags}
+        result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+        assert result.returncode == 0, result.stderr
+        outputs.append(result.stdout)
+    assert outputs[0] == outputs[1]
+    assert "held-out perplexity" in outputs[0]
+
+
+def test_without_held_out_data_nothing_is_due(finished):
+    evaluation = Evaluation(finished, None, None, None)
+    assert evaluation.due(6) == []
+
+
+def test_every_metric_of_the_config_has_a_file():
+    assert set(METRICS) == {"perplexity", "exact_match"}
+    for kind, metric in METRICS.items():
+        assert metric.__module__ == f"jaxformer.evaluate.{kind}"
+
+
+def test_values_without_a_label_are_shown_by_name():
+    assert format_metrics({"heldout_loss": 1.0, "heldout_perplexity": 2.718, "novelty": 3.0}) == (
+        "held-out perplexity 2.72   novelty 3"
+    )
+    assert jax.device_count() == 8

@@ -1,0 +1,65 @@
+"""The train step as a value: shapes before arrays, lowering without a batch, devices that are passed in."""
+
+import ast
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import jaxformer
+from jaxformer.config import MeshConfig
+from jaxformer.sharding import global_batch
+from jaxformer.train.program import train_program
+
+PACKAGE = Path(jaxformer.__file__).parent
+# Where a command begins: these may ask which devices are attached, everything else is told.
+ENTRY_POINTS = {"train/loop.py", "show.py", "bench/train.py", "bench/decode.py", "evaluate/report.py", "run.py"}
+LOOK_UPS = {"devices", "device_count", "local_devices", "local_device_count", "default_backend"}
+
+
+@pytest.mark.parametrize("shape", ["decoder-only", "encoder-decoder"])
+def test_abstract_state_and_batch_are_those_of_arrays(shape, make_config, make_batch):
+    config = make_config(shape, mesh=MeshConfig(data=2, fsdp=2, tensor=2))
+    if shape == "encoder-decoder":
+        config = config.replace(data=config.data.replace(objective={"kind": "seq2seq", "input_length": 32}))
+    program = train_program(config, jax.devices())
+    described = (program.abstract_state, program.abstract_batch)
+    arrays = (program.init(), global_batch(make_batch(config), program.mesh))
+    assert jax.tree.structure(described) == jax.tree.structure(arrays)
+    for wanted, array in zip(jax.tree.leaves(described), jax.tree.leaves(arrays), strict=True):
+        assert (wanted.shape, wanted.dtype) == (array.shape, array.dtype)
+        assert wanted.sharding.is_equivalent_to(array.sharding, array.ndim)
+
+
+def test_the_lowered_step_is_the_step(make_config, make_batch):
+    config = make_config(mesh=MeshConfig(data=4, tensor=2))
+    program = train_program(config, jax.devices())
+    batch = global_batch(make_batch(config), program.mesh)
+    compiled = program.lower().compile()
+    _, ahead = compiled(program.init(), batch)
+    state = program.init()
+    with jax.set_mesh(program.mesh):
+        _, metrics = program.step(state, batch)
+    for name in metrics:
+        np.testing.assert_allclose(ahead[name], metrics[name], rtol=1e-6, err_msg=name)
+
+
+def test_a_program_for_devices_that_are_not_attached(make_config):
+    """A TPU slice from its description: compiled here, run nowhere."""
+    pytest.importorskip("libtpu", reason="libtpu is not installed")
+    from jax.experimental import topologies
+
+    topology = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2")
+    program = train_program(make_config(mesh=MeshConfig(data=2, fsdp=2)), topology.devices)
+    assert program.model.runtime.platform == "tpu"
+    assert program.lower().compile().memory_analysis().argument_size_in_bytes > 0
+
+
+def test_only_entry_points_look_devices_up():
+    for file in sorted(PACKAGE.rglob("*.py")):
+        name = file.relative_to(PACKAGE).as_posix()
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                looks_up = node.value.id == "jax" and node.attr in LOOK_UPS
+                assert not looks_up or name in ENTRY_POINTS, f"{name}:{node.lineno} calls jax.{node.attr}"
