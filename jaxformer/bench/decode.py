@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformer.config import ModelConfig, RunConfig
-from jaxformer.decode.requests import generate, search
+from jaxformer.decode.api import generate, search
 from jaxformer.errors import UserError
 from jaxformer.layers import Transformer, init_params
 from jaxformer.models import preset

@@ -1,7 +1,7 @@
 """Exact-match accuracy of a sequence-to-sequence model on held-out pairs."""
 
 from jaxformer.data import open_source
-from jaxformer.decode.requests import generate
+from jaxformer.decode.api import generate
 from jaxformer.run import Run
 
 

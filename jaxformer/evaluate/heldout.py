@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxformer.data import Loader
-from jaxformer.decode.score import token_scores
+from jaxformer.decode.scoring import token_scores
 from jaxformer.layers import Transformer
 from jaxformer.ops.losses import LossSums
 from jaxformer.sharding import global_batch

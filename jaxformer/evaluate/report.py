@@ -11,7 +11,7 @@ from jaxformer.config import apply_overrides
 from jaxformer.convert.directory import is_hugging_face
 from jaxformer.convert.hub import local_directory
 from jaxformer.data import PackedSet, load_heldout, make_loader
-from jaxformer.decode.requests import generate
+from jaxformer.decode.api import generate
 from jaxformer.errors import UserError
 from jaxformer.evaluate.exact_match import exact_match
 from jaxformer.evaluate.heldout import eval_step, heldout_metrics

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from jaxformer import Request, Run, complete, forward, generate, score
-from jaxformer.decode.batch import Row, Slots, room_for
-from jaxformer.decode.generate import Prompt, advance, prefill, token_step
-from jaxformer.decode.settings import SamplingConfig
+from jaxformer.decode.loop import Prompt, advance, prefill, token_step
+from jaxformer.decode.sampling import SamplingConfig
+from jaxformer.decode.slots import DecodeRequest, Slots, make_shape
 from jaxformer.errors import UserError
 from jaxformer.typing import tokens_from_ids
 
@@ -162,14 +162,14 @@ def test_the_loop_updates_its_cache_in_place(run, num_rows, cache):
     """No copy of a whole cache inside the loop: that would cost the cache's size for every token."""
     runtime = replace(run.model.runtime, cache=cache)
     run = Run(run.config, run.model.clone(runtime=runtime), run.params, run.tokenizer, 0)
-    rows = [Row([5] * 16, SamplingConfig(max_new_tokens=32))] * num_rows
-    slots = Slots(run, room_for(run, rows, num_rows))
-    slots.add(rows)
+    requests = [DecodeRequest([5] * 16, SamplingConfig(max_new_tokens=32))] * num_rows
+    slots = Slots(run, make_shape(run, requests, num_rows))
+    slots.add(requests)
     state, settings = slots._state, slots._settings
     options = {"vocab_size": run.tokenizer.vocab_size}
     form = run.decoding_alone if num_rows == 1 else run.decoding
     compiled = advance.lower(*form, state, settings, np.int32(9), np.int32(9), **options).compile()
-    stored = jax.tree.leaves([layer.attention for layer in state.rows.caches])
+    stored = jax.tree.leaves([layer.attention for layer in state.model_state.caches])
     sizes = {leaf.size for leaf in stored if leaf.ndim == 4 and leaf.shape[-1] > 1}
     found = [line.strip() for line in compiled.as_text().splitlines() if _copies(line, stored[0].dtype, sizes)]
     assert not found

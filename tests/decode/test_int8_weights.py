@@ -9,7 +9,7 @@ import jaxformer as jf
 from jaxformer import Run
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import CheckpointConfig, save_json
-from jaxformer.decode.generate import Prompt, prefill, token_step
+from jaxformer.decode.loop import Prompt, prefill, token_step
 from jaxformer.errors import UserError
 from jaxformer.layers.forms import is_quantized
 from jaxformer.ops.quantized import Int8Matrix

@@ -7,7 +7,7 @@ import pytest
 
 from jaxformer import generate, search
 from jaxformer.decode import jobs
-from jaxformer.decode.beam import BeamSearch
+from jaxformer.decode.beam_search import BeamSearchConfig
 from jaxformer.decode.jobs import Job, count_lines, generate_file
 from jaxformer.errors import UserError
 
@@ -82,14 +82,14 @@ def test_a_stopped_job_goes_on_and_ends_the_same(decoder_run, source, tmp_path, 
         assert (tmp_path / "out.jsonl").read_bytes() == content
 
     def interrupted(*args):
-        for i, answer in enumerate(jobs_answers(*args)):
+        for i, answer in enumerate(decode_lines(*args)):
             if i == 5:
                 raise KeyboardInterrupt
             yield answer
 
-    jobs_answers, target = jobs._answers, tmp_path / "stopped.jsonl"
+    decode_lines, target = jobs._decode_lines, tmp_path / "stopped.jsonl"
     with monkeypatch.context() as patch:
-        patch.setattr(jobs, "_answers", interrupted)
+        patch.setattr(jobs, "_decode_lines", interrupted)
         with pytest.raises(KeyboardInterrupt):
             answers(decoder_run, source, target)
     assert len(target.read_bytes().splitlines()) == 5
@@ -107,7 +107,7 @@ def test_a_job_does_not_go_on_as_another(decoder_run, source, tmp_path):
     ):
         answers(decoder_run, source, target, Job({"max_new_tokens": 5}, batch_size=4))
     with pytest.raises(UserError, match="another job, its 'beam'"):
-        answers(decoder_run, source, target, Job(SETTINGS, 4, BeamSearch(2)))
+        answers(decoder_run, source, target, Job(SETTINGS, 4, BeamSearchConfig(2)))
     source.write_text('{"prompt": "other"}\n' * 40)
     with pytest.raises(UserError, match="line 1 does not answer line 1"):
         answers(decoder_run, source, target)
@@ -136,7 +136,7 @@ def test_beams_give_their_best_and_its_score(translator, tmp_path):
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     lines = [{"prompt": "one"}, {"prompt": "two", "temperature": 1.0}, {"prompt": "three", "max_new_tokens": 3}]
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = answers(translator, source, target, Job(SETTINGS, 8, BeamSearch(4)))
+    found = answers(translator, source, target, Job(SETTINGS, 8, BeamSearchConfig(4)))
     for line, new in ((0, 6), (2, 3)):
         best = search(translator, [lines[line]["prompt"]], new)[0][0]
         assert found[line]["output"] == best.output

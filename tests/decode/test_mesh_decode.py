@@ -10,9 +10,9 @@ from jax.sharding import Mesh
 
 from jaxformer import Request, Run, complete, embed, generate, score, search, stream
 from jaxformer.config import MeshConfig
-from jaxformer.decode.batch import Row, Slots, room_for
 from jaxformer.decode.cache import RingCache
-from jaxformer.decode.settings import SamplingConfig
+from jaxformer.decode.sampling import SamplingConfig
+from jaxformer.decode.slots import DecodeRequest, Slots, make_shape
 from jaxformer.layers import abstract_params
 from jaxformer.layers.forms import quantized
 from jaxformer.models.gpt2 import gpt2
@@ -116,7 +116,7 @@ def test_parameters_stay_split_in_the_form_that_decodes(small_run, weights):
 
 
 def _check_split(slots: Slots, ways: int, tensor: int) -> None:
-    for layer in slots._state.rows.caches:
+    for layer in slots._state.model_state.caches:
         for leaf in jax.tree.leaves(layer):
             rows, heads, *rest = leaf.shape
             assert leaf.sharding.shard_shape(leaf.shape) == (rows // ways, heads // tensor, *rest)
@@ -128,24 +128,24 @@ def test_caches_are_split_by_rows_and_heads(kind, cache, make_run, ring_run):
     """After a whole batch is read, after it advances, and after a slot is filled again."""
     run = ring_run if kind == "ring" else make_run(MODELS[kind]())
     run = on(make_mesh(MeshConfig(data=4, tensor=2)), run, cache=cache)
-    rows = [Row([5 + i] * 9, SamplingConfig(max_new_tokens=2 + i)) for i in range(8)]
-    slots = Slots(run, room_for(run, rows, 8))
-    slots.add(rows)
+    requests = [DecodeRequest([5 + i] * 9, SamplingConfig(max_new_tokens=2 + i)) for i in range(8)]
+    slots = Slots(run, make_shape(run, requests, 8))
+    slots.add(requests)
     _check_split(slots, ways=4, tensor=2)
     slots.advance(max_steps=3, until_done=8)
     _check_split(slots, ways=4, tensor=2)
     slots.release(slots.done[0])
-    slots.add(rows[:1])
+    slots.add(requests[:1])
     _check_split(slots, ways=4, tensor=2)
-    assert any(isinstance(layer.attention, RingCache) for layer in slots._state.rows.caches) == (kind == "ring")
+    assert any(isinstance(layer.attention, RingCache) for layer in slots._state.model_state.caches) == (kind == "ring")
 
 
 def test_the_cache_of_a_single_row_is_split_by_heads(make_run):
     """Without a batch dimension in the loop."""
     run = on(make_mesh(MeshConfig(data=1, tensor=4), jax.devices()[:4]), make_run(MODELS["decoder"]()))
-    rows = [Row([5] * 9, SamplingConfig(max_new_tokens=4))]
-    slots = Slots(run, room_for(run, rows, 1))
-    slots.add(rows)
+    requests = [DecodeRequest([5] * 9, SamplingConfig(max_new_tokens=4))]
+    slots = Slots(run, make_shape(run, requests, 1))
+    slots.add(requests)
     slots.advance(max_steps=2, until_done=1)
     _check_split(slots, ways=1, tensor=4)
 
@@ -153,9 +153,9 @@ def test_the_cache_of_a_single_row_is_split_by_heads(make_run):
 def test_caches_of_slots_that_fill_up_slowly_are_split(make_run):
     """The first row comes alone: the others are made idle, and must lie where rows will be."""
     run = on(make_mesh(MeshConfig(data=2, tensor=4)), make_run(MODELS["decoder"]()))
-    rows = [Row([5] * 9, SamplingConfig(max_new_tokens=4))]
-    slots = Slots(run, room_for(run, rows, 8))
-    slots.add(rows)
+    requests = [DecodeRequest([5] * 9, SamplingConfig(max_new_tokens=4))]
+    slots = Slots(run, make_shape(run, requests, 8))
+    slots.add(requests)
     _check_split(slots, ways=2, tensor=4)
     slots.advance(max_steps=9, until_done=8)
     _check_split(slots, ways=2, tensor=4)

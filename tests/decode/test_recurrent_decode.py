@@ -9,7 +9,7 @@ from jaxformer import forward, generate, score
 from jaxformer.config import ByteTokenizer, DataConfig, MemorySource, NormalInit, RunConfig
 from jaxformer.data import Bytes
 from jaxformer.decode.cache import make_caches
-from jaxformer.decode.generate import Prompt, prefill, token_step
+from jaxformer.decode.loop import Prompt, prefill, token_step
 from jaxformer.layers import Runtime, Transformer, init_params
 from jaxformer.models.rnn import rnn
 from jaxformer.ops.recurrence import RecurrentState

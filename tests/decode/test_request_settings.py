@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
-from jaxformer.decode import batch
-from jaxformer.decode.batch import Row, _distinct
-from jaxformer.decode.queue import stop_index
-from jaxformer.decode.settings import SamplingConfig
+from jaxformer.decode import slots
+from jaxformer.decode.sampling import SamplingConfig
+from jaxformer.decode.slots import DecodeRequest, _unique_prompts
+from jaxformer.decode.text import find_stop
 from jaxformer.layers import Transformer
 from jaxformer.models.bert import bert
 
@@ -76,16 +76,22 @@ def test_samples_share_a_reading_of_their_prompt(decoder_run, monkeypatch):
         sizes.append(len(prompt.ids))
         return prefill(model, params, prompt, **kwargs)
 
-    prefill = batch.prefill
-    monkeypatch.setattr(batch, "prefill", noting)
+    prefill = slots.prefill
+    monkeypatch.setattr(slots, "prefill", noting)
     jf.generate(decoder_run, PROMPTS[:1], num_samples=8, **SAMPLED)
     assert sizes == [1]
 
 
 def test_which_prompt_is_whose():
     first, second, config = [5, 6], [5, 6], SamplingConfig()
-    rows = [Row(first, config), Row(first, config, 1), Row(second, config), Row([7], config), Row(second, config, 1)]
-    prompts, take = _distinct(rows)
+    rows = [
+        DecodeRequest(first, config),
+        DecodeRequest(first, config, 1),
+        DecodeRequest(second, config),
+        DecodeRequest([7], config),
+        DecodeRequest(second, config, 1),
+    ]
+    prompts, take = _unique_prompts(rows)
     assert prompts == [[5, 6], [5, 6], [7], [5, 6]]
     assert take == [0, 0, 1, 2, 3]
     assert len({row.seed for row in rows}) == 3  # by ids and number of the sample alone
@@ -208,12 +214,12 @@ def test_id_lists_may_stop_too(decoder_run, letters):
 
 
 def test_which_stop_is_first():
-    assert stop_index("abcabc", ["c", "b"]) == 1
-    assert stop_index("abc", ["abcd", "x"]) is None
-    assert stop_index("abcd", ["abcd", "bc"]) == 1
-    assert stop_index("abcd", ["bcd", "abcd"]) == 0  # complete together: the longer one
-    assert stop_index("", ["a"]) is None
-    assert stop_index("abc", []) is None
+    assert find_stop("abcabc", ["c", "b"]) == 1
+    assert find_stop("abc", ["abcd", "x"]) is None
+    assert find_stop("abcd", ["abcd", "bc"]) == 1
+    assert find_stop("abcd", ["bcd", "abcd"]) == 0  # complete together: the longer one
+    assert find_stop("", ["a"]) is None
+    assert find_stop("abc", []) is None
 
 
 # ---------------------------------------------------------------- what is refused, before anything is compiled
@@ -222,7 +228,7 @@ def never_compiles(monkeypatch):
     def refused(*args: object, **kwargs: object) -> None:
         raise AssertionError("a program was called")
 
-    monkeypatch.setattr(batch, "prefill", refused)
+    monkeypatch.setattr(slots, "prefill", refused)
 
 
 BEAMS = {"num_beams": 4}

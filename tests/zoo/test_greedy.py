@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import jaxformer as jf
-from jaxformer.decode.generate import Prompt, Rows, prefill, token_step
+from jaxformer.decode.loop import ModelState, Prompt, prefill, token_step
 from jaxformer.layers import Transformer
 from jaxformer.typing import tokens_from_ids
 from jaxformer.zoo.samples import SAMPLES, VOCAB
@@ -74,7 +74,7 @@ def test_cached_logits_of_given_tokens(name, pair_of):
 
 
 @partial(jax.jit, static_argnames="model")
-def _cached(model: Transformer, params, rows: Rows, tokens_TB: jax.Array) -> jax.Array:
+def _cached(model: Transformer, params, rows: ModelState, tokens_TB: jax.Array) -> jax.Array:
     return jax.lax.scan(lambda rows, token_B: token_step(model, params, rows, token_B), rows, tokens_TB)[1]
 
 

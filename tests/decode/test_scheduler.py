@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
-from jaxformer.decode import batch
-from jaxformer.decode.batch import Row, Slots, bucket
-from jaxformer.decode.queue import LOOKAHEAD, answered
-from jaxformer.decode.settings import SamplingConfig
+from jaxformer.decode import slots as slots_module
+from jaxformer.decode.sampling import SamplingConfig
+from jaxformer.decode.scheduler import LOOKAHEAD_BATCHES, schedule
+from jaxformer.decode.slots import DecodeRequest, Slots, SlotShape, bucket_length
 
 MANY = 72
 
@@ -23,10 +23,10 @@ def prompts(number: int, longest: int = 24, seed: int = 0) -> list[list[int]]:
 
 def by_hand(run: jf.Run, ids: list[int], **settings) -> list[int]:
     """One row in a batch of one, with the room that every row of these tests has: nothing new is compiled for it."""
-    row = Row(ids, SamplingConfig(**settings))
-    source = bucket(24) if run.config.model.encoder is not None else 0
-    slots = Slots(run, batch.Shape(rows=1, length=64, source=source, top_n=None))
-    slots.add([row])
+    request = DecodeRequest(ids, SamplingConfig(**settings))
+    source = bucket_length(24) if run.config.model.encoder is not None else 0
+    slots = Slots(run, SlotShape(num_slots=1, length=64, source_length=source, top_n=None))
+    slots.add([request])
     slots.advance(max_steps=1000, until_done=1)
     return slots.release(0).ids
 
@@ -60,7 +60,7 @@ def test_fewer_slots_change_nothing(decoder_run):
 
 def test_a_longer_prompt_than_any_before(decoder_run):
     """It does not fit the batch at hand, which goes on until it is empty; those behind the long one follow."""
-    short, long = prompts(4 * LOOKAHEAD + 3, longest=6), [7] * 50
+    short, long = prompts(4 * LOOKAHEAD_BATCHES + 3, longest=6), [7] * 50
     lengths = itertools.cycle((2, 8, 5, 3, 7))  # so that slots become free one by one
     asked = [jf.Request(ids, max_new_tokens=n) for ids, n in zip([*short, long, *short[:5]], lengths, strict=False)]
     found = jf.generate(decoder_run, asked, batch_size=4)
@@ -74,7 +74,7 @@ def test_prompts_that_are_read_in_parts(run, monkeypatch):
     asked = [np.random.default_rng(n).integers(3, 259, n).tolist() for n in (18, 20, 5, 17)]
     settings = {"max_new_tokens": 4, "log_probs": 0}
     whole = jf.complete(run, asked, **settings)
-    monkeypatch.setattr(batch, "PART", 16)
+    monkeypatch.setattr(slots_module, "PREFILL_CHUNK", 16)
     for (expected,), (found,) in zip(whole, jf.complete(run, asked, **settings), strict=True):
         assert found.ids == expected.ids
         np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=1e-5)
@@ -104,19 +104,19 @@ def test_rows_that_end_with_their_first_token(decoder_run):
 
 
 def test_a_row_that_is_cut_stands_still(decoder_run):
-    rows = [Row([5], SamplingConfig(max_new_tokens=9)), Row([6], SamplingConfig(max_new_tokens=9))]
-    slots = Slots(decoder_run, batch.Shape(rows=2, length=64, source=0, top_n=None))
+    rows = [DecodeRequest([5], SamplingConfig(max_new_tokens=9)), DecodeRequest([6], SamplingConfig(max_new_tokens=9))]
+    slots = Slots(decoder_run, SlotShape(num_slots=2, length=64, source_length=0, top_n=None))
     slots.add(rows)
     slots.advance(max_steps=3, until_done=2)
     assert [len(slots.new_ids(slot)) for slot in range(2)] == [4, 4]
     assert slots.done == []
-    cut = slots.release(0, cut=2)
+    cut = slots.release(0, stop_after=2)
     assert (cut.ids, cut.finish) == (by_hand(decoder_run, [5], max_new_tokens=9)[:2], "stop")
     slots.advance(max_steps=1000, until_done=1)  # one stands still already
     assert (slots.free, len(slots.new_ids(1))) == ([0], 4)
     slots.advance(max_steps=1000, until_done=2)
     assert slots.release(1).ids == by_hand(decoder_run, [6], max_new_tokens=9)
-    assert slots.free == list(range(slots.shape.rows))
+    assert slots.free == list(range(slots.shape.num_slots))
 
 
 def test_a_vocabulary_with_holes(decoder_run):
@@ -135,14 +135,14 @@ def test_a_vocabulary_with_holes(decoder_run):
 # ---------------------------------------------------------------- requests as they come
 def test_requests_without_rows(decoder_run):
     """Before, between and after others, and more of them than are read at once."""
-    rows = [Row(ids, SamplingConfig(max_new_tokens=3)) for ids in prompts(4)]
-    none: list[Row] = []
+    rows = [DecodeRequest(ids, SamplingConfig(max_new_tokens=3)) for ids in prompts(4)]
+    none: list[DecodeRequest] = []
     asked = [*[none] * 9, rows[:2], none, rows[2:3], *[none] * 20, rows[3:], *[none] * 9]
-    found = list(answered(decoder_run, iter(asked), 2))
+    found = list(schedule(decoder_run, iter(asked), 2))
     assert [len(each) for each in found] == [len(each) for each in asked]
     ids = [decoded.ids for each in found for decoded in each]
     assert ids == [by_hand(decoder_run, row.ids, max_new_tokens=3) for row in rows]
-    assert list(answered(decoder_run, [none] * 30, 2)) == [none] * 30
+    assert list(schedule(decoder_run, [none] * 30, 2)) == [none] * 30
 
 
 def test_an_iterator_is_read_as_far_as_needed(decoder_run):
@@ -160,7 +160,7 @@ def test_an_iterator_is_read_as_far_as_needed(decoder_run):
     for i in range(50):
         assert next(outputs) == alone[i % 10]
         # What waits, less than a batch, and what is being decoded or done out of turn come on top.
-        assert read["prompts"] <= i + 1 + (2 * LOOKAHEAD + 2) * 4
+        assert read["prompts"] <= i + 1 + (2 * LOOKAHEAD_BATCHES + 2) * 4
     assert next(jf.search(decoder_run, endless(), 3, num_beams=2, batch_size=4))
 
 
@@ -171,7 +171,7 @@ def test_a_bad_prompt_of_an_iterator_is_named(decoder_run):
 
 
 # ---------------------------------------------------------------- compiled programs
-PROGRAMS = ("prefill", "prefill_more", "first_state", "inserted", "advance")
+PROGRAMS = ("prefill", "prefill_chunk", "start_decode", "insert_rows", "advance")
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
-from jaxformer.decode.beam import BeamSearch
-from jaxformer.decode.cache import reordered, repeated
+from jaxformer.decode.beam_search import BeamSearchConfig
+from jaxformer.decode.cache import reorder_rows, repeat_rows
 from jaxformer.errors import UserError
 from jaxformer.zoo.samples import SAMPLES
 
@@ -105,9 +105,9 @@ def test_scores_are_those_of_score(both):
 
 def test_the_other_convention_of_length():
     """((5 + length) / 6) ** alpha: arXiv:1609.08144, equation 14."""
-    search = BeamSearch(4, length_penalty=0.6, convention="gnmt")
+    search = BeamSearchConfig(4, length_penalty=0.6, convention="gnmt")
     assert search.normalizer(7) == pytest.approx(2.0**0.6)
-    assert BeamSearch(4, length_penalty=0.5).normalizer(9) == pytest.approx(3.0)
+    assert BeamSearchConfig(4, length_penalty=0.5).normalizer(9) == pytest.approx(3.0)
 
 
 def test_no_tokens_and_bad_settings(both):
@@ -135,7 +135,7 @@ def test_beams_copy_no_source(both):
         source = jnp.arange(2.0)[:, None, None, None]
         cross = [KeysValues(source, source)] * model.decoder.num_layers
     caches = make_caches(model, 2, 3, Runtime(), cross)
-    grown = reordered(repeated(caches, 3), jnp.array([5, 0, 0, 1, 2, 3]))
+    grown = reorder_rows(repeat_rows(caches, 3), jnp.array([5, 0, 0, 1, 2, 3]))
     for before, after in zip(caches, grown, strict=True):
         assert {leaf.shape[0] for leaf in jax.tree.leaves(after.attention)} == {6}
         assert after.cross is before.cross

@@ -10,10 +10,10 @@ import pytest
 import jaxformer as jf
 from jaxformer import Run, forward, generate, search
 from jaxformer.config import AttentionConfig, BlockConfig, MlpConfig, ModelConfig, NormConfig, Rope, StackConfig
-from jaxformer.decode import batch
-from jaxformer.decode.batch import prompt_of, read_prompt
-from jaxformer.decode.cache import FullCache, Int8, RingCache, make_caches
-from jaxformer.decode.generate import Prompt, Rows, prefill, prefill_more, token_step
+from jaxformer.decode import slots
+from jaxformer.decode.cache import FullCache, Int8Array, RingCache, make_caches
+from jaxformer.decode.loop import ModelState, Prompt, prefill, prefill_chunk, token_step
+from jaxformer.decode.slots import make_prompt, prefill_in_chunks
 from jaxformer.errors import UserError
 from jaxformer.layers import Runtime
 from jaxformer.layers.attention import KeysValues
@@ -50,14 +50,14 @@ def test_rows_within_the_window_need_no_ring(ring_run, length):
     assert {type(layer.attention) for layer in caches} == {FullCache}
 
 
-def _in_parts(run: Run, ids: np.ndarray, lengths: np.ndarray, size: int) -> tuple[Rows, jax.Array]:
+def _in_parts(run: Run, ids: np.ndarray, lengths: np.ndarray, size: int) -> tuple[ModelState, jax.Array]:
     """The prompts read so many tokens at a time."""
     model, params = run.decoding
     first = Prompt(ids[:, :size], np.minimum(lengths, size))
     rows, logits_BV = prefill(model, params, first, capacity=CAPACITY)
     for start in range(size, ids.shape[1], size):
         part, left = ids[:, start : start + size], np.clip(lengths - start, 0, size)
-        rows, logits_BV = prefill_more(model, params, rows, logits_BV, part, left)
+        rows, logits_BV = prefill_chunk(model, params, rows, logits_BV, part, left)
     return rows, logits_BV
 
 
@@ -128,7 +128,7 @@ def test_a_ring_keeps_the_last_of_each_row_and_no_padding():
 
 # ---------------------------------------------------------------- prompts in parts
 def _logits(run: Run, prompts: list[list[int]], capacity: int) -> np.ndarray:
-    return np.asarray(read_prompt(run.decoding, prompt_of(run, prompts, len(prompts)), capacity)[1])
+    return np.asarray(prefill_in_chunks(*run.decoding, make_prompt(run, prompts, len(prompts)), capacity)[1])
 
 
 @pytest.mark.parametrize("part", [8, 16])
@@ -136,7 +136,7 @@ def test_prompts_read_in_parts_give_the_same(run, part, monkeypatch):
     """Rows that end in the first part, at its end, and close before a capacity that is no multiple of a part."""
     prompts = [[*IDS[i], *IDS[i]][:n] for i, n in enumerate((3, 8, 20, 23))]
     plain = _logits(run, prompts, 24), generate(run, prompts, 1), generate(run, prompts, 8)
-    monkeypatch.setattr(batch, "PART", part)
+    monkeypatch.setattr(slots, "PREFILL_CHUNK", part)
     _check_close(_logits(run, prompts, 24), plain[0])
     assert (generate(run, prompts, 1), generate(run, prompts, 8)) == plain[1:]
 
@@ -144,7 +144,7 @@ def test_prompts_read_in_parts_give_the_same(run, part, monkeypatch):
 def test_beams_start_from_prompts_read_in_parts(decoder_run, monkeypatch):
     prompts = [IDS[0, :19].tolist(), IDS[1, :3].tolist()]
     whole = search(decoder_run, prompts, 4, num_beams=2)
-    monkeypatch.setattr(batch, "PART", 8)
+    monkeypatch.setattr(slots, "PREFILL_CHUNK", 8)
     for found, wanted in zip(search(decoder_run, prompts, 4, num_beams=2), whole, strict=True):
         assert [each.output for each in found] == [each.output for each in wanted]
         np.testing.assert_allclose([each.score for each in found], [each.score for each in wanted], atol=1e-5)
@@ -157,11 +157,11 @@ def test_reading_a_part_needs_memory_for_its_own_scores_only(ring_run):
 
     def temporary(capacity: int) -> int:
         shapes = jax.eval_shape(
-            lambda: Rows(make_caches(model.config, B, capacity, model.runtime), jnp.zeros(B, jnp.int32), None)
+            lambda: ModelState(make_caches(model.config, B, capacity, model.runtime), jnp.zeros(B, jnp.int32), None)
         )
         logits_BV = jax.ShapeDtypeStruct((B, model.config.vocab_size), jnp.float32)
         ids_BT, lengths_B = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((B, T), (B,)))
-        compiled = prefill_more.lower(model, params, shapes, logits_BV, ids_BT, lengths_B).compile()
+        compiled = prefill_chunk.lower(model, params, shapes, logits_BV, ids_BT, lengths_B).compile()
         memory = compiled.memory_analysis()
         assert memory.alias_size_in_bytes >= sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
         return memory.temp_size_in_bytes
@@ -182,7 +182,7 @@ def test_whole_numbers_have_one_scale_a_head_and_token(ring_run):
     caches = jax.eval_shape(lambda: make_caches(ring_run.config.model, 3, 16, Runtime(cache="int8")))
     for layer, size in zip(caches, (WINDOW, 16, WINDOW), strict=True):
         for part in (layer.attention.k, layer.attention.v):
-            assert isinstance(part, Int8)
+            assert isinstance(part, Int8Array)
             assert (part.values.shape, part.values.dtype) == ((3, 2, size, 8), jnp.int8)
             assert (part.scales.shape, part.scales.dtype) == ((3, 2, size, 1), jnp.float32)
 
