@@ -94,12 +94,12 @@ def test_a_prompt_s_beams_do_not_depend_on_its_neighbours(both):
 def test_scores_are_those_of_score(both):
     """The score of an unfinished hypothesis is the mean log-probability of its tokens."""
     _, run = both
-    prompt = [run.config.model.special.bos or 0, *prompts(1)[0]]
+    prompt = prompts(1)[0]
     best = next(found for found in jf.search(run, [prompt], NEW, num_beams=NUM_BEAMS)[0] if len(found.output) == NEW)
     if run.config.model.shape == "encoder-decoder":
         logp = jf.score(run, [best.output], [prompt])[0]
     else:
-        logp = jf.score(run, [[*prompt[1:], *best.output]])[0][len(prompt) - 1 :]  # bos comes before a target
+        logp = jf.score(run, [[*prompt, *best.output]])[0][len(prompt) :]
     np.testing.assert_allclose(logp.mean(), best.score, atol=1e-5)
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer import Request, Run, complete, forward, generate, score
+from jaxformer import Request, Run, complete, forward, generate
 from jaxformer.decode.loop import Prompt, advance, prefill, token_step
 from jaxformer.decode.sampling import SamplingConfig
 from jaxformer.decode.slots import DecodeRequest, Slots, make_shape
@@ -181,37 +181,6 @@ def _copies(line: str, dtype: jnp.dtype, sizes: set[int]) -> bool:
     found = re.search(r"= (\w+)\[([\d,]+)\]\S* (copy|transpose)\(", line)
     kind = {"float32": "f32", "int8": "s8"}[str(dtype)]
     return found is not None and found[1] == kind and int(np.prod([int(n) for n in found[2].split(",")])) in sizes
-
-
-def test_score_equals_the_log_softmax_of_forward(run):
-    texts = ["abc", "a longer target", "x"]
-    inputs = ["one", "two", "three words here"] if run.config.model.encoder is not None else None
-    found = score(run, texts, inputs)
-    for i, text in enumerate(texts):
-        ids = run.tokenizer.encode(text)
-        row, mask = _padded([run.tokenizer.bos_id, *ids[:-1]])
-        logits = forward(run, row, mask=mask, **({} if inputs is None else _source(run, inputs[i])))
-        expected = jax.nn.log_softmax(logits[0], axis=-1)[np.arange(len(ids)), ids]
-        np.testing.assert_allclose(found[i], expected, atol=1e-5)
-
-
-def test_score_does_not_depend_on_the_batch(run):
-    texts = ["abc", "a much longer target than the first", ""]
-    inputs = ["one", "two three", "four"] if run.config.model.encoder is not None else None
-    together = score(run, texts, inputs)
-    for i, text in enumerate(texts):
-        alone = score(run, [text], None if inputs is None else [inputs[i]])[0]
-        np.testing.assert_allclose(together[i], alone, atol=1e-5)
-    assert together[2].shape == (0,)
-
-
-def test_score_asks_for_what_it_needs(translator, decoder_run):
-    with pytest.raises(UserError, match="needs inputs"):
-        score(translator, ["a"])
-    with pytest.raises(UserError, match="takes no inputs"):
-        score(decoder_run, ["a"], ["b"])
-    with pytest.raises(UserError, match="2 targets but 1 inputs"):
-        score(translator, ["a", "b"], ["c"])
 
 
 def test_forward_ignores_padding(run):

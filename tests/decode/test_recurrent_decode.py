@@ -70,7 +70,7 @@ def test_a_recurrent_row_does_not_depend_on_its_batch(recurrent_run, settings):
 
 def test_scores_are_those_of_the_full_forward(recurrent_run):
     run, ids = recurrent_run, [[65, 66, 67, 68], [70, 71]]
-    for row, found in zip(ids, score(run, ids), strict=True):
+    for row, found in zip(ids, score(run, ids, add_bos=True), strict=True):
         logits = forward(run, np.array([[run.tokenizer.bos_id, *row[:-1]]], np.int32))[0]
         wanted = jax.nn.log_softmax(logits, axis=-1)[np.arange(len(row)), row]
         np.testing.assert_allclose(found, wanted, atol=1e-5)

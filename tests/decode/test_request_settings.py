@@ -104,7 +104,7 @@ def test_log_probs_are_those_of_score(either_run):
     asked = [jf.Request(ids, log_probs=n) for ids, n in zip(PROMPTS[:2], (0, 3), strict=True)]
     found = [c for (c,) in jf.complete(either_run, asked, max_new_tokens=NEW, **filtered)]
     if either_run.config.model.encoder is None:
-        rows = [[*ids[1:], *c.ids] for ids, c in zip(PROMPTS, found, strict=False)]  # bos comes before a target
+        rows = [[*ids, *c.ids] for ids, c in zip(PROMPTS, found, strict=False)]
         scores = [row[-len(c.ids) :] for row, c in zip(jf.score(either_run, rows), found, strict=True)]
     else:
         scores = jf.score(either_run, [c.ids for c in found], PROMPTS[:2])
@@ -116,7 +116,9 @@ def test_log_probs_are_those_of_score(either_run):
 def test_scores_of_beams_are_those_of_score(decoder_run):
     """Nor does a search leave out what the model gives to rows that are no tokens."""
     found = jf.search(decoder_run, [[1, 5, 6]], NEW, num_beams=3, banned=[decoder_run.tokenizer.eos_id])[0]
-    scores = [row[-NEW:].mean() for row in jf.score(decoder_run, [[5, 6, *hypothesis.output] for hypothesis in found])]
+    scores = [
+        row[-NEW:].mean() for row in jf.score(decoder_run, [[1, 5, 6, *hypothesis.output] for hypothesis in found])
+    ]
     np.testing.assert_allclose([hypothesis.score for hypothesis in found], scores, atol=1e-5)
 
 

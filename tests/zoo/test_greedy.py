@@ -110,7 +110,7 @@ def test_continuations_end_where_theirs_do(name, pair_of):
 def test_scores_of_a_decoder(pair_of):
     pair = pair_of("llama")
     start = pair.theirs.config.bos_token_id
-    for row, found in zip(prompts(), jf.score(pair.run, prompts()), strict=True):
+    for row, found in zip(prompts(), jf.score(pair.run, prompts(), add_bos=True), strict=True):
         with torch.no_grad():
             logits = pair.theirs(torch.tensor([[start, *row[:-1]]])).logits
         np.testing.assert_allclose(found, log_probs(logits, row), atol=1e-4)
