@@ -6,8 +6,8 @@ become arrays of few different shapes.
 
 import math
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -338,11 +338,6 @@ def pad_batch_size(run: Run, n: int) -> int:
     return -(-power // num_ways) * num_ways
 
 
-@contextmanager
-def use_mesh(run: Run) -> Iterator[None]:
+def use_mesh(run: Run) -> AbstractContextManager:
     """Split programs over the run's devices."""
-    if run.mesh is None:
-        yield
-    else:
-        with jax.set_mesh(run.mesh):
-            yield
+    return nullcontext() if run.mesh is None else jax.set_mesh(run.mesh)

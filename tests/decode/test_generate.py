@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from jaxformer import Request, Run, complete, forward, generate
+from jaxformer.decode import loop
 from jaxformer.decode.loop import Prompt, advance, prefill, token_step
 from jaxformer.decode.sampling import SamplingConfig
 from jaxformer.decode.slots import DecodeRequest, Slots, make_shape
@@ -174,6 +176,20 @@ def test_the_loop_updates_its_cache_in_place(run, num_rows, cache):
     found = [line.strip() for line in compiled.as_text().splitlines() if _copies(line, stored[0].dtype, sizes)]
     assert not found
     assert compiled.memory_analysis().alias_size_in_bytes >= sum(leaf.nbytes for leaf in stored)
+
+
+@pytest.mark.parametrize(("platform", "is_cpu"), [("cpu", True), ("tpu", False)])
+def test_compiler_options_follow_the_platform_of_the_model(decoder_run, platform, is_cpu):
+    """Not the backend of the process: a program may be compiled for devices that are not attached."""
+    model = decoder_run.model.clone(runtime=replace(decoder_run.model.runtime, platform=platform))
+    options = dict(loop._small_batch_options(model, decoder_run.params))
+    assert list(options) == (["xla_cpu_experimental_ynn_fusion_type"] if is_cpu else [])
+
+
+def test_decode_asks_for_no_devices():
+    for file in sorted(Path(loop.__file__).parent.glob("*.py")):
+        found = re.search(r"jax\.(local_)?(devices|device_count|default_backend)\b", file.read_text())
+        assert found is None, f"{file.name} calls {found[0]}"
 
 
 def _copies(line: str, dtype: jnp.dtype, sizes: set[int]) -> bool:
