@@ -1,4 +1,4 @@
-"""Beam search against transformers': the same hypotheses in the same order with the same scores."""
+"""Beam search against transformers: the same hypotheses in the same order with the same scores."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ THEIRS = {"heuristic": False, "exact": True, "never": "never"}
 
 @pytest.fixture(scope="module", params=["t5", "bart", "gpt2"])
 def both(request, tmp_path_factory):
-    """transformers' random model and the same weights here."""
+    """A random model of transformers, and the run with the same weights."""
     directory = tmp_path_factory.mktemp(request.param)
     return SAMPLES[request.param].save(directory), jf.load(directory)
 
@@ -124,7 +124,7 @@ def test_no_tokens_and_bad_settings(both):
 
 
 def test_beams_copy_no_source(both):
-    """Caches repeat what a row has of its own; a source's keys and values stay one per request."""
+    """Self-attention caches are repeated; the keys and values of a source stay one per request."""
     from jaxformer.decode.cache import make_caches
     from jaxformer.layers import Runtime
     from jaxformer.layers.attention import KeysValues

@@ -1,4 +1,4 @@
-"""The decode loop against the full forward pass, and against itself in other company."""
+"""The decode loop against the full forward pass, and in batches of different composition."""
 
 import re
 from dataclasses import replace
@@ -20,7 +20,7 @@ from jaxformer.typing import tokens_from_ids
 PROMPTS = ["a", "def parse(", "some longer text", "b\nc"]
 
 
-WIDTH = 32  # every reference row is padded to it, so that the full forward compiles once a model
+WIDTH = 32  # every reference row is padded to it, so that the full forward compiles once per model
 
 
 def _padded(ids: list[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -30,7 +30,7 @@ def _padded(ids: list[int]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _source(run, text: str) -> dict[str, np.ndarray]:
-    """What `forward` needs to see the prompt of an encoder-decoder as `generate` does."""
+    """Arguments of `forward` for the prompt of an encoder-decoder, as `generate` reads it."""
     if run.config.model.encoder is None:
         return {}
     inputs, mask = _padded([*run.tokenizer.encode(text), run.tokenizer.eos_id])
@@ -38,7 +38,7 @@ def _source(run, text: str) -> dict[str, np.ndarray]:
 
 
 def _greedy_by_forward(run, text: str, count: int) -> list[int]:
-    """Greedy decoding without a cache: the whole row again for every token."""
+    """Greedy decoding without a cache: a full forward pass for every token."""
     row = [run.tokenizer.bos_id] + ([] if run.config.model.encoder is not None else run.tokenizer.encode(text))
     new = []
     for _ in range(count):
@@ -51,7 +51,7 @@ def _greedy_by_forward(run, text: str, count: int) -> list[int]:
 
 
 def _ids(run, text: str) -> list[int]:
-    """The id list that means the same as the text."""
+    """The ids that `generate` reads for the text."""
     ids = run.tokenizer.encode(text)
     return [*ids, run.tokenizer.eos_id] if run.config.model.encoder is not None else [run.tokenizer.bos_id, *ids]
 
@@ -103,13 +103,13 @@ def test_rows_stop_at_their_own_eos(decoder_run):
 
 
 def test_outputs_are_cut_before_eos(decoder_run):
-    """At a high temperature some of many rows draw eos early; their ids end there, and eos is not among them."""
+    """At a high temperature some rows sample eos early; their ids end there and do not contain it."""
     outputs = generate(decoder_run, [[i] for i in range(3, 67)], max_new_tokens=40, temperature=50.0)
     assert any(len(row) < 40 for row in outputs)
     assert all(decoder_run.tokenizer.eos_id not in row for row in outputs)
 
 
-def test_ids_beyond_the_tokenizer_are_never_drawn(decoder_run):
+def test_ids_beyond_the_tokenizer_are_never_sampled(decoder_run):
     outputs = generate(decoder_run, [[5]] * 4 + [[6], [7]], max_new_tokens=40, temperature=50.0)
     assert max(max(row) for row in outputs if row) < decoder_run.tokenizer.vocab_size
 

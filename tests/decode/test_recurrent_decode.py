@@ -1,4 +1,4 @@
-"""The decode loop with recurrent models: states for caches, the same answers as the full forward pass."""
+"""The decode loop with recurrent models: states instead of caches, the same results as the full forward pass."""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ WIDTH = 32
 
 @pytest.fixture(scope="module", params=["elman", "lstm"])
 def recurrent_run(request) -> Run:
-    """Untrained, with weights large enough that the likeliest token is not a matter of rounding."""
+    """Untrained, with weights so large that rounding does not decide which token is most likely."""
     model = rnn(cell=request.param, num_layers=2, embed_dim=24, dim=32, vocab_size=264, dropout=0.1)
     init = model.init.model_copy(update={"kernel": NormalInit(stddev=0.3), "embedding": NormalInit(stddev=0.5)})
     model = model.model_copy(update={"init": init})
@@ -59,7 +59,7 @@ def test_greedy_is_the_argmax_of_the_full_forward(recurrent_run):
     prompts = [[1, *recurrent_run.tokenizer.encode(text)] for text in PROMPTS]
     outputs = generate(recurrent_run, prompts, max_new_tokens=12)
     assert outputs == [_greedy_by_forward(recurrent_run, row, 12) for row in prompts]
-    assert len({tuple(row) for row in outputs}) > 1, "rows that all say the same prove little"
+    assert len({tuple(row) for row in outputs}) > 1, "equal rows prove little"
 
 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 1.2, "top_k": 20, "top_p": 0.9}])

@@ -1,4 +1,4 @@
-"""What a request may ask: bad values by name, good ones as one batch of arrays."""
+"""Validation of the settings of a request, and their batching into arrays."""
 
 import jax
 import numpy as np
@@ -63,7 +63,7 @@ def test_bad_values_are_named(name, value):
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name in GOOD for value in GOOD[name]])
 def test_good_values_give_a_token(name, value):
-    """Also the outermost values that are allowed, and with every filter that follows."""
+    """Also the extreme values that are allowed, with every filter that follows."""
     config = SamplingConfig(**({"temperature": 0.7} | {name: value}))
     settings = batch_settings([config, SamplingConfig()], vocab_size=V, eos_ids=(2,))
     prompts, lengths = np.array([[1, 1, 4], [3, 0, 0]], np.int32), np.array([3, 1], np.int32)
@@ -99,7 +99,7 @@ def test_banning_everything_is_refused():
 
 
 def test_a_greedy_batch_has_no_filter():
-    """Also where greedy rows ask to narrow what is never drawn from."""
+    """Also if greedy rows set top_k and the like, which have no effect on them."""
     rows = [SamplingConfig(), SamplingConfig(top_k=5, top_p=0.5, min_p=0.1, typical_p=0.5), SamplingConfig(top_p=1.0)]
     settings = batch_settings(rows, vocab_size=V, eos_ids=(2,))
     used = {name for name, value in settings._asdict().items() if value is not None}
