@@ -4,27 +4,27 @@
     run = jf.load("runs/quickstart")
     jf.generate(run, ["def parse("])
 
-Names are imported on first use, so that `jaxformer --help` need not wait for JAX.
+Names are imported on first use, so that `jaxformer --help` does not wait for JAX.
 """
 
 import importlib
 from typing import Any
 
 _HOMES = {
-    "Request": "jaxformer.decode.requests",
+    "Request": "jaxformer.decode.api",
     "Run": "jaxformer.run",
     "RunConfig": "jaxformer.config",
     "Transformer": "jaxformer.layers",
     "UserError": "jaxformer.errors",
-    "complete": "jaxformer.decode.requests",
-    "embed": "jaxformer.decode.requests",
-    "forward": "jaxformer.decode.requests",
-    "generate": "jaxformer.decode.requests",
+    "complete": "jaxformer.decode.api",
+    "embed": "jaxformer.decode.scoring",
+    "forward": "jaxformer.decode.scoring",
+    "generate": "jaxformer.decode.api",
     "load": "jaxformer.run",
     "preset": "jaxformer.models",
-    "score": "jaxformer.decode.requests",
-    "search": "jaxformer.decode.requests",
-    "stream": "jaxformer.decode.requests",
+    "score": "jaxformer.decode.scoring",
+    "search": "jaxformer.decode.api",
+    "stream": "jaxformer.decode.api",
 }
 
 __all__ = sorted(_HOMES)

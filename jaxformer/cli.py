@@ -185,7 +185,7 @@ def _evaluate(args: argparse.Namespace) -> None:
 
 
 def _generate(args: argparse.Namespace) -> None:
-    from jaxformer.decode.terminal import generate_to_file, generate_to_terminal
+    from jaxformer.decode.jobs import generate_to_file, generate_to_terminal
     from jaxformer.errors import UserError
     from jaxformer.run import load
 

@@ -1,4 +1,4 @@
-"""Speed of generation: tokens a second, how near memory lets them come, time to the first, and what is compiled."""
+"""Speed of generation: tokens per second, the limit set by memory bandwidth, time to first token, compile time."""
 
 import os
 import statistics
@@ -13,18 +13,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformer.config import ModelConfig, RunConfig
-from jaxformer.decode.requests import generate, search
+from jaxformer.decode.api import generate, search
 from jaxformer.errors import UserError
-from jaxformer.layers import Transformer, init_params
+from jaxformer.layers import Runtime, Transformer, init_params
 from jaxformer.models import preset
 from jaxformer.run import Run, quantized_run
 
-COMPILED = "/jax/core/compile/backend_compile_duration"
+COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is generated; weights are random and nothing ends before its time."""
+    """One measurement. Weights are random, and there is no eos, so that every output has `new` tokens."""
 
     preset: str = "gpt2-124m"
     batch: int = 1
@@ -51,7 +51,7 @@ DEFAULTS = (
 
 
 class DecodeBench:
-    """A model with random weights, and the prompts of a case."""
+    """A model with random weights and the prompts of a case; compiles when it is made."""
 
     def __init__(self, case: Case, run: Run | None = None) -> None:
         self.case = case
@@ -64,28 +64,28 @@ class DecodeBench:
         self.compile_seconds, self.num_programs = sum(compiled), len(compiled)
 
     def generate(self) -> float:
-        """Seconds from prompts to the last token."""
-        return self._timed(self.case.new)
+        """Seconds from the prompts to the last token."""
+        return self._measure(self.case.new)
 
     def first_token(self) -> float:
-        """Seconds from prompts to the first token of each, all programs being compiled."""
-        return self._timed(1)
+        """Seconds from the prompts to the first token of each."""
+        return self._measure(1)
 
-    def _timed(self, new: int) -> float:
+    def _measure(self, new: int) -> float:
         started = time.perf_counter()
         if self.case.beams == 1:
             outputs = generate(self.run, self.prompts, new, batch_size=self.case.batch)
         else:
             rows = self.case.batch * self.case.beams
-            found = search(self.run, self.prompts, new, num_beams=self.case.beams, batch_size=rows)
-            outputs = [hypotheses[0].output for hypotheses in found]
+            results = search(self.run, self.prompts, new, num_beams=self.case.beams, batch_size=rows)
+            outputs = [hypotheses[0].output for hypotheses in results]
         seconds = time.perf_counter() - started
         assert all(len(output) == new for output in outputs)
         return seconds
 
     @property
     def bytes_per_step(self) -> int:
-        """What a token step cannot but read: the decoder's weights, and its caches at half their length."""
+        """Bytes that a token step must read: the decoder's weights, and its caches at half their final length."""
         model, params = self.run.decoding_alone if self.case.batch * self.case.beams == 1 else self.run.decoding
         table = params["embedding"]["tokens"] if model.config.head.tied else ()
         weights = _nbytes((params["decoder"], params.get("head"), table))
@@ -97,20 +97,21 @@ class DecodeBench:
 
 
 def random_run(case: Case) -> Run:
-    """A preset with fresh weights and no token that ends a text."""
-    model = endless(preset(case.preset))
+    """A preset with random weights and without eos."""
+    model = without_eos(preset(case.preset))
     params = jax.jit(lambda: init_params(model, jax.random.key(0)))()
-    run = Run(RunConfig(model=model), Transformer(model), params, None, 0)
+    runtime = Runtime(platform=jax.default_backend())
+    run = Run(RunConfig(model=model), Transformer(model, runtime), params, None, 0)
     return run if case.weights is None else quantized_run(run, case.weights)
 
 
-def endless(model: ModelConfig) -> ModelConfig:
+def without_eos(model: ModelConfig) -> ModelConfig:
     special = model.special.model_copy(update={"eos": (), "bos": 0, "decoder_start": 0})
     return model.model_copy(update={"special": special})
 
 
 def copy_bandwidth(num_bytes: int = 2**28, repeats: int = 7) -> float:
-    """Bytes read and written a second by a plain copy, on a CPU with one thread or one a core, whichever is faster."""
+    """Bytes read and written per second by a copy; on a CPU the faster of one thread and one thread per core."""
     if jax.default_backend() != "cpu":
         source = jnp.ones(num_bytes // 4)
         return 2 * num_bytes / min(_seconds(lambda: jnp.copy(source).block_until_ready()) for _ in range(repeats))
@@ -131,7 +132,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def bench_decode(case: Case | None, repeats: int) -> Iterator[str]:
-    """A line a case."""
+    """One line per case."""
     for each in DEFAULTS if case is None else (case,):
         if each.batch < 1 or each.prompt < 1 or each.new < 2:
             raise UserError(f"bench decode: {each}: needs a batch and a prompt of at least 1 and 2 new tokens")
@@ -163,11 +164,11 @@ def _nbytes(tree: object) -> int:
 
 @contextmanager
 def _compilations() -> Iterator[list[float]]:
-    """Seconds of every compilation within."""
+    """Collects the seconds of every compilation in the block."""
     seconds: list[float] = []
 
     def listen(event: str, duration: float, **_: object) -> None:
-        if event == COMPILED:
+        if event == COMPILE_EVENT:
             seconds.append(duration)
 
     jax.monitoring.register_event_duration_secs_listener(listen)

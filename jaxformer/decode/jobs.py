@@ -1,65 +1,121 @@
-"""Generation from file to file: one JSON object a line in, one a line out, in the same order.
+"""Generation for the command line: to the terminal, or as a job from file to file.
 
-The output is whole lines at any moment. A job that was stopped goes on behind the last of them; what a job was asked to
-do lies beside its output, so that it cannot go on as another.
+A job reads one JSON object per line and writes one per line, in input order. The output consists of whole lines at any
+moment, so an interrupted job resumes after the last of them. The settings of a job are stored beside its output, so
+that it cannot be resumed with different ones.
 """
 
+import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxformer.decode.batch import Row
-from jaxformer.decode.beam import BeamSearch, searched
-from jaxformer.decode.queue import answered, text_of
-from jaxformer.decode.requests import Completion, check_no_sampling, completion, prepared
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from jaxformer.decode.api import decode, generate, make_requests, stream
+from jaxformer.decode.beam_search import BeamSearchConfig, Hypothesis
+from jaxformer.decode.sampling import make_sampling_config
+from jaxformer.decode.slots import Completion, DecodeRequest
 from jaxformer.errors import UserError
 from jaxformer.run import Run
 
-PASSED_ON = ("id", "prompt", "ids")  # what an output line repeats of its input line
+COPIED_FIELDS = ("id", "prompt", "ids")  # of an input line, repeated in its output line
 
 
+# ---------------------------------------------------------------- called by the command line
+def generate_to_terminal(
+    run: Run, prompts: Sequence[str], settings: Mapping[str, Any], beams: Mapping[str, Any], batch_size: int
+) -> None:
+    """Print outputs: a single one as it is generated, several in order, each as soon as it is complete."""
+    if len(prompts) == 1 and beams["num_beams"] == 1 and settings.get("num_samples", 1) == 1:
+        for piece in stream(run, prompts[0], **settings):
+            print(piece, end="", flush=True)
+        print()
+        return
+    for outputs in generate(run, iter(prompts), batch_size=batch_size, **beams, **settings):
+        for output in outputs if "num_samples" in settings else [outputs]:
+            print(output, flush=True)
+
+
+def generate_to_file(
+    run: Run,
+    origin: str,
+    source: str,
+    target: str,
+    settings: Mapping[str, Any],
+    beams: Mapping[str, Any],
+    batch_size: int,
+) -> None:
+    """Run a job with a progress bar, and print how many lines had errors."""
+    config = make_sampling_config(settings)
+    if batch_size < 1:
+        raise UserError(f"--batch-size {batch_size}: must be at least 1")
+    beam = None if beams["num_beams"] == 1 else BeamSearchConfig(**beams)
+    if beam is not None:
+        beam.check_settings(config)
+    columns = (TextColumn("generate"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    job, num_errors = Job(settings, batch_size, beam), 0
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("", total=count_lines(source))
+
+        def on_line(count: int, is_error: bool) -> None:
+            nonlocal num_errors
+            num_errors += is_error
+            progress.update(task, completed=count)
+
+        count = generate_file(run, source, target, job, origin, on_line)
+    remark = f", {num_errors} of those just made with an error" if num_errors else ""
+    print(f"{target}: {count} lines{remark}", file=sys.stderr)
+
+
+# ---------------------------------------------------------------- jobs
 @dataclass(frozen=True)
 class Job:
-    """What is done to every line; a line's own settings go before `settings`."""
+    """The settings for every line; a line's own settings take precedence."""
 
     settings: Mapping[str, Any]
     batch_size: int
-    beam: BeamSearch | None = None
+    beam: BeamSearchConfig | None = None
 
     def as_json(self) -> dict[str, Any]:
+        # Without the batch size: it changes no output, so a job may be resumed with another one.
         return {"settings": dict(self.settings), "beam": None if self.beam is None else vars(self.beam)}
 
 
 @dataclass(frozen=True)
 class Line:
-    number: int  # in the input, from 1
+    """One line of the input; a line with an error has no requests."""
+
+    number: int  # counted from 1
     fields: Mapping[str, Any]
-    rows: list[Row]
+    requests: list[DecodeRequest]
     error: str | None = None
 
 
 def generate_file(
     run: Run, source: str | Path, target: str | Path, job: Job, origin: str, on_line: Callable[[int, bool], None]
 ) -> int:
-    """Answer the lines of `source` that `target` does not answer yet; how many answers it holds then.
+    """Append the results of all lines of `source` that `target` does not hold yet; returns the number it then holds.
 
     Args:
-      origin: where the run comes from; a job goes on with the same only.
-      on_line: told after each line how many are answered, and whether this one had an error.
+      origin: the path of the run; a job can only be resumed with the same one.
+      on_line: called after each line with the number of results so far and whether this one is an error.
     """
-    source, target = _existing(source), Path(target)
+    source, target = _existing_file(source), Path(target)
     if source.resolve() == target.resolve():
         raise UserError(f"--output {target}: is the input too, write somewhere else")
-    _settle_job(target, {"run": origin, "step": run.step, "input": source.name, **job.as_json()})
-    done = _resumed(source, target)
-    count = len(done)
+    _check_or_save_job(target, {"run": origin, "step": run.step, "input": source.name, **job.as_json()})
+    finished = _finished_lines(source, target)
+    count = len(finished)
     with target.open("a", encoding="utf-8") as out:
-        lines = _lines(run, source, job, after=done[-1] if done else 0)
-        for line, answer in _answers(run, lines, job):
-            known = {name: line.fields[name] for name in PASSED_ON if name in line.fields}
-            fields = {"line": line.number, **known, **answer, "error": line.error}
+        lines = _read_lines(run, source, job, after=finished[-1] if finished else 0)
+        for line, result in _decode_lines(run, lines, job):
+            copied = {name: line.fields[name] for name in COPIED_FIELDS if name in line.fields}
+            fields = {"line": line.number, **copied, **result, "error": line.error}
             out.write(json.dumps(fields, ensure_ascii=False) + "\n")
             out.flush()
             count += 1
@@ -68,38 +124,38 @@ def generate_file(
 
 
 def count_lines(source: str | Path) -> int:
-    """How many lines there are to answer."""
-    return sum(1 for _ in _numbered(_existing(source)))
+    """The number of lines that are not blank."""
+    return sum(1 for _ in _numbered_lines(_existing_file(source)))
 
 
-def _existing(source: str | Path) -> Path:
+def _existing_file(source: str | Path) -> Path:
     if not Path(source).is_file():
         raise UserError(f"--input {source}: there is no such file")
     return Path(source)
 
 
-# ---------------------------------------------------------------- lines
-def _lines(run: Run, source: Path, job: Job, after: int) -> Iterator[Line]:
-    for number, raw in _numbered(source):
+# ---------------------------------------------------------------- input lines
+def _read_lines(run: Run, source: Path, job: Job, after: int) -> Iterator[Line]:
+    for number, raw in _numbered_lines(source):
         if number <= after:
             continue
         fields: Mapping[str, Any] = {}
         try:
-            fields = _parsed(raw)
-            yield Line(number, fields, _rows(run, fields, job))
+            fields = _parse_line(raw)
+            yield Line(number, fields, _line_requests(run, fields, job))
         except UserError as error:
             yield Line(number, fields, [], str(error))
 
 
-def _numbered(source: Path) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not blank."""
+def _numbered_lines(source: Path) -> Iterator[tuple[int, bytes]]:
+    """Lines that are not blank, as bytes: one line that is not UTF-8 must not end the job."""
     with source.open("rb") as file:
         for number, raw in enumerate(file, start=1):
             if raw.strip():
                 yield number, raw
 
 
-def _parsed(raw: bytes) -> Mapping[str, Any]:
+def _parse_line(raw: bytes) -> Mapping[str, Any]:
     try:
         fields = json.loads(raw)
     except ValueError as error:
@@ -109,121 +165,86 @@ def _parsed(raw: bytes) -> Mapping[str, Any]:
     return fields
 
 
-def _rows(run: Run, fields: Mapping[str, Any], job: Job) -> list[Row]:
-    given = [name for name in ("prompt", "ids") if name in fields]
-    if len(given) != 1:
+def _line_requests(run: Run, fields: Mapping[str, Any], job: Job) -> list[DecodeRequest]:
+    present = [name for name in ("prompt", "ids") if name in fields]
+    if len(present) != 1:
         raise UserError('must have either "prompt", a text, or "ids", a list of token ids')
-    prompt = fields[given[0]]
-    if isinstance(prompt, str) != (given[0] == "prompt"):
-        raise UserError(f'"{given[0]}" is {prompt!r}: must be {"a text" if given[0] == "prompt" else "a list of ids"}')
-    own = {name: value for name, value in fields.items() if name not in PASSED_ON}
+    name, prompt = present[0], fields[present[0]]
+    if isinstance(prompt, str) != (name == "prompt"):
+        raise UserError(f'"{name}" is {prompt!r}: must be {"a text" if name == "prompt" else "a list of ids"}')
+    own = {name: value for name, value in fields.items() if name not in COPIED_FIELDS}
     if isinstance(own.get("bias"), dict):
-        own["bias"] = {_token(name): value for name, value in own["bias"].items()}  # JSON has texts for keys only
-    rows = prepared(run, prompt, {**job.settings, **own})
-    if job.beam is not None:
-        check_no_sampling(job.beam.num_beams, vars(rows[0].config))
-    return rows
+        # JSON objects have strings for keys.
+        own["bias"] = {int(key) if key.isdigit() else key: value for key, value in own["bias"].items()}
+    return make_requests(run, prompt, {**job.settings, **own}, job.beam)
 
 
-def _token(name: str) -> int | str:
-    return int(name) if name.isdigit() else name
+# ---------------------------------------------------------------- results
+def _decode_lines(run: Run, lines: Iterable[Line], job: Job) -> Iterator[tuple[Line, dict[str, Any]]]:
+    """Every line with the fields of its result. Lines with an error keep their position."""
+    lines, ahead = itertools.tee(lines)  # the scheduler reads ahead of the results
+    results = decode(run, (line.requests for line in ahead), job.batch_size, job.beam)
+    for line, outputs in zip(lines, results, strict=True):
+        yield line, _result_fields(outputs)
 
 
-# ---------------------------------------------------------------- answers
-def _answers(run: Run, lines: Iterable[Line], job: Job) -> Iterator[tuple[Line, dict[str, Any]]]:
-    """Every line with what is said of it beside its error."""
-    if job.beam is not None:
-        yield from _beam_answers(run, lines, job)
-        return
-    asked: list[Line] = []
-
-    def rows_of(line: Line) -> list[Row]:
-        asked.append(line)
-        return line.rows
-
-    for decoded in answered(run, map(rows_of, lines), job.batch_size):
-        line = asked.pop(0)
-        found = [completion(run, *pair, "prompt" in line.fields) for pair in zip(line.rows, decoded, strict=True)]
-        yield line, _answer(found)
-
-
-def _answer(found: list[Completion]) -> dict[str, Any]:
-    """One completion as it is, several as lists."""
-    if not found:
+def _result_fields(outputs: list[Completion] | list[Hypothesis]) -> dict[str, Any]:
+    """Fields of one completion, lists of them for several, or the best hypothesis."""
+    if not outputs:
         return {"output": None}
-    columns = {"output": [c.output for c in found], "finish": [c.finish for c in found]}
-    if found[0].log_probs is not None:
-        columns["log_probs"] = [[round(float(p), 6) for p in c.log_probs] for c in found]
-        columns["top"] = [[[[i, round(p, 6)] for i, p in step] for step in c.top] for c in found]
-    return columns if len(found) > 1 else {name: values[0] for name, values in columns.items()}
+    if isinstance(outputs[0], Hypothesis):
+        return {"output": outputs[0].output, "score": round(outputs[0].score, 6)}
+    columns = {"output": [c.output for c in outputs], "finish": [c.finish for c in outputs]}
+    if outputs[0].log_probs is not None:
+        columns["log_probs"] = [[round(float(p), 6) for p in c.log_probs] for c in outputs]
+        columns["top"] = [[[[i, round(p, 6)] for i, p in step] for step in c.top] for c in outputs]
+    return columns if len(outputs) > 1 else {name: values[0] for name, values in columns.items()}
 
 
-def _beam_answers(run: Run, lines: Iterable[Line], job: Job) -> Iterator[tuple[Line, dict[str, Any]]]:
-    size = max(1, job.batch_size // job.beam.num_beams)
-    group: list[Line] = []
-
-    def flushed() -> Iterator[tuple[Line, dict[str, Any]]]:
-        rows = [line.rows[0] for line in group if line.rows]
-        found = iter(searched(run, rows, job.beam) if rows else [])
-        for line in group:
-            if not line.rows:
-                yield line, {"output": None}
-                continue
-            hypotheses, scores = next(found)
-            best = text_of(run, line.rows[0], hypotheses[0]) if "prompt" in line.fields else hypotheses[0]
-            yield line, {"output": best, "score": round(scores[0], 6)}
-        group.clear()
-
-    for line in lines:
-        group.append(line)
-        if len(group) == size:
-            yield from flushed()
-    yield from flushed()
-
-
-# ---------------------------------------------------------------- going on
-def _settle_job(target: Path, job: dict[str, Any]) -> None:
-    """Write down what the job is, or see that it is the one under way."""
+# ---------------------------------------------------------------- resuming
+def _check_or_save_job(target: Path, job: dict[str, Any]) -> None:
+    """Save the job beside a new output, or check that an existing output belongs to the same job."""
     if not target.parent.is_dir():
         raise UserError(f"--output {target}: there is no directory '{target.parent}'")
-    beside = target.with_name(target.name + ".job.json")
-    if target.exists() and target.stat().st_size:
-        if not beside.exists():
-            raise UserError(f"--output {target}: exists and is no output of this command, write somewhere else")
-        before = json.loads(beside.read_text(encoding="utf-8"))
-        changed = [name for name in job if before.get(name) != json.loads(json.dumps(job[name]))]
-        if changed:
-            raise UserError(
-                f"--output {target}: holds answers of another job, its '{changed[0]}' was {before.get(changed[0])!r}, "
-                f"not {job[changed[0]]!r}: write somewhere else, or delete it"
-            )
+    job_file = target.with_name(target.name + ".job.json")
+    if not target.exists() or not target.stat().st_size:
+        job_file.write_text(json.dumps(job, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         return
-    beside.write_text(json.dumps(job, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    if not job_file.exists():
+        raise UserError(f"--output {target}: exists and is no output of this command, write somewhere else")
+    before = json.loads(job_file.read_text(encoding="utf-8"))
+    # The new job goes through JSON as well, because tuples come back as lists.
+    changed = [name for name in job if before.get(name) != json.loads(json.dumps(job[name]))]
+    if changed:
+        raise UserError(
+            f"--output {target}: holds answers of another job, its '{changed[0]}' was {before.get(changed[0])!r}, "
+            f"not {job[changed[0]]!r}: write somewhere else, or delete it"
+        )
 
 
-def _resumed(source: Path, target: Path) -> list[int]:
-    """Numbers of the lines answered so far; half a line at the end, from a machine that stopped, is dropped."""
+def _finished_lines(source: Path, target: Path) -> list[int]:
+    """Numbers of the lines that have a result. An incomplete line at the end of the output is removed."""
     if not target.exists():
         return []
     content = target.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
-    done = []
-    for raw, (number, asked) in zip(whole.splitlines(), _numbered(source), strict=False):
-        answer = json.loads(raw) if raw.startswith(b"{") else {}
-        if answer.get("line") != number or not _repeats(answer, asked):
-            raise UserError(f"--output {target}: line {len(done) + 1} does not answer line {number} of {source}")
-        done.append(number)
-    if len(done) != len(whole.splitlines()):
+    finished = []
+    for raw, (number, line) in zip(whole.splitlines(), _numbered_lines(source), strict=False):
+        result = json.loads(raw) if raw.startswith(b"{") else {}
+        if result.get("line") != number or not _is_result_of(result, line):
+            raise UserError(f"--output {target}: line {len(finished) + 1} does not answer line {number} of {source}")
+        finished.append(number)
+    if len(finished) != len(whole.splitlines()):
         raise UserError(f"--output {target}: holds more answers than {source} has lines")
-    if len(whole) != len(content):
+    if len(whole) != len(content):  # the job was killed while it wrote
         with target.open("r+b") as file:
             file.truncate(len(whole))
-    return done
+    return finished
 
 
-def _repeats(answer: Mapping[str, Any], asked: bytes) -> bool:
+def _is_result_of(result: Mapping[str, Any], line: bytes) -> bool:
     try:
-        fields = _parsed(asked)
+        fields = _parse_line(line)
     except UserError:
-        return answer.get("error") is not None
-    return all(answer.get(name) == fields.get(name) for name in PASSED_ON)
+        return result.get("error") is not None
+    return all(result.get(name) == fields.get(name) for name in COPIED_FIELDS)

@@ -1,7 +1,7 @@
 """Exact-match accuracy of a sequence-to-sequence model on held-out pairs."""
 
 from jaxformer.config import ExactMatch
-from jaxformer.decode.requests import generate
+from jaxformer.decode.api import generate
 from jaxformer.evaluate.heldout import HeldOut
 from jaxformer.run import Run
 

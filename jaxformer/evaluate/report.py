@@ -10,7 +10,7 @@ from jaxformer.config import RunConfig, apply_overrides
 from jaxformer.convert.directory import HuggingFaceDirectory, is_hugging_face
 from jaxformer.convert.hub import local_directory
 from jaxformer.data import load_heldout
-from jaxformer.decode.requests import generate
+from jaxformer.decode.api import generate
 from jaxformer.errors import UserError
 from jaxformer.evaluate.loop import Evaluation
 from jaxformer.objectives import make_objective

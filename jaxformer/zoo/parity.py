@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxformer.decode.requests import forward
+from jaxformer.decode.scoring import forward
 from jaxformer.exchange import export_run, import_run
 from jaxformer.run import Run, load
 from jaxformer.typing import tokens_from_ids

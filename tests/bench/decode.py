@@ -1,11 +1,11 @@
-"""Our generation against transformers' and CTranslate2's, in one interleaved run on two threads.
+"""Generation speed against transformers and CTranslate2, in one interleaved run on two threads.
 
     pip install ctranslate2
     python tests/bench/decode.py [--rounds 5] [--cases gpt2-1 gpt2-8 greedy-1 greedy-32 beam-1 beam-32 int8-1]
 
-Every peer has a process of its own and generates in turn; the best time of each counts. All share the same random
-weights: made by transformers, loaded by us, converted by CTranslate2's own converter. Says also how many of the
-sequences the peers agree on with us, token for token.
+Each library runs in a process of its own, and they generate in turn; the best time of each counts. All have the same
+random weights: made by transformers, loaded by jaxformer, converted by the converter of CTranslate2. Also reports the
+share of output sequences that equal those of jaxformer token for token.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 THREADS = 2
-# name: model, batch, beams, prompt tokens, new tokens, weights of ours
+# name: model, batch, beams, prompt tokens, new tokens, weights of jaxformer
 CASES = {
     "gpt2-1": ("gpt2", 1, 1, 32, 64, None),
     "gpt2-8": ("gpt2", 8, 1, 32, 64, None),
@@ -75,7 +75,7 @@ def _compare(name: str, models: Path, rounds: int) -> None:
 
 
 class _Worker:
-    """A peer in its own process, asked for one batch at a time."""
+    """A library in its own process that generates one batch per request."""
 
     def __init__(self, peer: str, case: str, models: Path) -> None:
         threads = {name: str(THREADS) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
@@ -166,7 +166,7 @@ def _make_models(directory: Path, names: set[str]) -> None:
 
 
 def _make_marian(directory: Path) -> None:
-    """The shape of opus-mt-en-de, and a vocabulary of made-up words that CTranslate2's converter wants to see."""
+    """A model of the size of opus-mt-en-de, with the vocabulary files that the converter of CTranslate2 needs."""
     import ctranslate2
     import sentencepiece
     from transformers import MarianConfig, MarianMTModel

@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from jaxformer.config import ModelConfig, Rope
 from jaxformer.convert.directory import FORMATS, export
 from jaxformer.convert.tables import Rearrangement
-from jaxformer.decode.requests import forward
+from jaxformer.decode.scoring import forward
 from jaxformer.layers import abstract_params, init_params
 from jaxformer.models.llama import llama
 from jaxformer.models.modernbert import modernbert

@@ -28,7 +28,7 @@ from jaxformer.config import (
     save_json,
 )
 from jaxformer.data.tokenizer import Bytes, Tokenizer, find_tokenizer, train_sentencepiece
-from jaxformer.decode.requests import generate
+from jaxformer.decode.api import generate
 from jaxformer.errors import UserError
 from jaxformer.exchange import ORIGIN, export_run, import_run
 from jaxformer.layers import init_params

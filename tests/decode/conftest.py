@@ -1,4 +1,4 @@
-"""Tiny untrained runs of both decoding shapes: random weights are the hardest case for exactness."""
+"""Tiny untrained decoder-only and encoder-decoder runs for the tests of decoding."""
 
 from collections.abc import Callable
 from functools import cache
@@ -53,7 +53,7 @@ MODELS = {
 
 
 def untrained(model: ModelConfig) -> Run:
-    # Larger than usual: logits far apart, so that the likeliest token is not a matter of rounding.
+    # Larger than usual: logits are far apart, so that rounding does not decide which token is most likely.
     init = model.init.model_copy(update={"kernel": NormalInit(stddev=0.3), "embedding": NormalInit(stddev=0.5)})
     model = model.model_copy(update={"init": init})
     data = {"train": MemorySource(documents=("x",)), "tokenizer": ByteTokenizer(), "length": 32}
@@ -75,7 +75,7 @@ def make_run() -> Callable[[ModelConfig], Run]:
 
 @pytest.fixture(scope="session")
 def run_of() -> Callable[[str], Run]:
-    """A run by the name of its model, made once."""
+    """Looks up a run by the name of its model; each is made once."""
     return cache(lambda name: untrained(MODELS[name]()))
 
 
@@ -96,5 +96,5 @@ def translator(run_of) -> Run:
 
 @pytest.fixture(scope="session", params=["decoder_run", "translator"])
 def either_run(request) -> Run:
-    """One of each shape, for what has nothing to do with positions and windows."""
+    """A decoder-only and an encoder-decoder run, for tests that positions and windows do not concern."""
     return request.getfixturevalue(request.param)

@@ -1,4 +1,4 @@
-"""Filters through whole searches against transformers' `generate`: beams with their scores, and greedy rows."""
+"""Filters against `generate` of transformers: beam search with scores, and greedy decoding."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ BOTH_SHAPES = [
     ({"repetition_penalty": 1.7}, {"repetition_penalty": 1.7}),
     ({"no_repeat_ngram": 2}, {"no_repeat_ngram_size": 2}),
     (
-        {"min_new_tokens": 6, "bias": {1: 9.0, 2: 9.0}},  # both models' ends, which seldom come by themselves
+        {"min_new_tokens": 6, "bias": {1: 9.0, 2: 9.0}},  # the eos of both models, which is rare without a bias
         {"min_new_tokens": 6, "sequence_bias": [[[1], 9.0], [[2], 9.0]]},
     ),
     ({"forced_last": 2}, {"forced_eos_token_id": 2}),
@@ -33,7 +33,7 @@ CASES = [("gpt2", *pair) for pair in BOTH_SHAPES] + [("t5", *pair) for pair in B
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
-    """transformers' random models and the same weights here."""
+    """Random models of transformers, and the runs with the same weights."""
     directories = {name: tmp_path_factory.mktemp(name) for name in ("gpt2", "t5")}
     return {name: (SAMPLES[name].save(path), jf.load(path)) for name, path in directories.items()}
 
@@ -45,9 +45,9 @@ def prompts() -> list[list[int]]:
 
 
 def theirs(model, prompts: list[list[int]], num_beams: int, **settings) -> dict[tuple[int, ...], tuple]:
-    """By prompt their outputs, new tokens only and cut before eos, and with beams their scores."""
+    """Their outputs by prompt, new tokens only and cut before eos; with beams also their scores."""
     found = {}
-    for length in {len(prompt) for prompt in prompts}:  # padding would be tokens for their penalties
+    for length in {len(prompt) for prompt in prompts}:  # their penalties would count padding as tokens
         same = [prompt for prompt in prompts if len(prompt) == length]
         rows, scores = _theirs(model, same, num_beams, **settings)
         for i, prompt in enumerate(same):

@@ -1,24 +1,26 @@
-"""The decode loop against the full forward pass, and against itself in other company."""
+"""The decode loop against the full forward pass, and in batches of different composition."""
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer import Request, Run, complete, forward, generate, score
-from jaxformer.decode.batch import Row, Slots, room_for
-from jaxformer.decode.generate import Prompt, advance, prefill, token_step
-from jaxformer.decode.settings import SamplingConfig
+from jaxformer import Request, Run, complete, forward, generate
+from jaxformer.decode import loop
+from jaxformer.decode.loop import Prompt, advance, prefill, token_step
+from jaxformer.decode.sampling import SamplingConfig
+from jaxformer.decode.slots import DecodeRequest, Slots, make_shape
 from jaxformer.errors import UserError
 from jaxformer.typing import tokens_from_ids
 
 PROMPTS = ["a", "def parse(", "some longer text", "b\nc"]
 
 
-WIDTH = 32  # every reference row is padded to it, so that the full forward compiles once a model
+WIDTH = 32  # every reference row is padded to it, so that the full forward compiles once per model
 
 
 def _padded(ids: list[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -28,7 +30,7 @@ def _padded(ids: list[int]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _source(run, text: str) -> dict[str, np.ndarray]:
-    """What `forward` needs to see the prompt of an encoder-decoder as `generate` does."""
+    """Arguments of `forward` for the prompt of an encoder-decoder, as `generate` reads it."""
     if run.config.model.encoder is None:
         return {}
     inputs, mask = _padded([*run.tokenizer.encode(text), run.tokenizer.eos_id])
@@ -36,7 +38,7 @@ def _source(run, text: str) -> dict[str, np.ndarray]:
 
 
 def _greedy_by_forward(run, text: str, count: int) -> list[int]:
-    """Greedy decoding without a cache: the whole row again for every token."""
+    """Greedy decoding without a cache: a full forward pass for every token."""
     row = [run.tokenizer.bos_id] + ([] if run.config.model.encoder is not None else run.tokenizer.encode(text))
     new = []
     for _ in range(count):
@@ -49,7 +51,7 @@ def _greedy_by_forward(run, text: str, count: int) -> list[int]:
 
 
 def _ids(run, text: str) -> list[int]:
-    """The id list that means the same as the text."""
+    """The ids that `generate` reads for the text."""
     ids = run.tokenizer.encode(text)
     return [*ids, run.tokenizer.eos_id] if run.config.model.encoder is not None else [run.tokenizer.bos_id, *ids]
 
@@ -101,13 +103,13 @@ def test_rows_stop_at_their_own_eos(decoder_run):
 
 
 def test_outputs_are_cut_before_eos(decoder_run):
-    """At a high temperature some of many rows draw eos early; their ids end there, and eos is not among them."""
+    """At a high temperature some rows sample eos early; their ids end there and do not contain it."""
     outputs = generate(decoder_run, [[i] for i in range(3, 67)], max_new_tokens=40, temperature=50.0)
     assert any(len(row) < 40 for row in outputs)
     assert all(decoder_run.tokenizer.eos_id not in row for row in outputs)
 
 
-def test_ids_beyond_the_tokenizer_are_never_drawn(decoder_run):
+def test_ids_beyond_the_tokenizer_are_never_sampled(decoder_run):
     outputs = generate(decoder_run, [[5]] * 4 + [[6], [7]], max_new_tokens=40, temperature=50.0)
     assert max(max(row) for row in outputs if row) < decoder_run.tokenizer.vocab_size
 
@@ -162,18 +164,32 @@ def test_the_loop_updates_its_cache_in_place(run, num_rows, cache):
     """No copy of a whole cache inside the loop: that would cost the cache's size for every token."""
     runtime = replace(run.model.runtime, cache=cache)
     run = Run(run.config, run.model.clone(runtime=runtime), run.params, run.tokenizer, 0)
-    rows = [Row([5] * 16, SamplingConfig(max_new_tokens=32))] * num_rows
-    slots = Slots(run, room_for(run, rows, num_rows))
-    slots.add(rows)
+    requests = [DecodeRequest([5] * 16, SamplingConfig(max_new_tokens=32))] * num_rows
+    slots = Slots(run, make_shape(run, requests, num_rows))
+    slots.add(requests)
     state, settings = slots._state, slots._settings
     options = {"vocab_size": run.tokenizer.vocab_size}
     form = run.decoding_alone if num_rows == 1 else run.decoding
     compiled = advance.lower(*form, state, settings, np.int32(9), np.int32(9), **options).compile()
-    stored = jax.tree.leaves([layer.attention for layer in state.rows.caches])
+    stored = jax.tree.leaves([layer.attention for layer in state.model_state.caches])
     sizes = {leaf.size for leaf in stored if leaf.ndim == 4 and leaf.shape[-1] > 1}
     found = [line.strip() for line in compiled.as_text().splitlines() if _copies(line, stored[0].dtype, sizes)]
     assert not found
     assert compiled.memory_analysis().alias_size_in_bytes >= sum(leaf.nbytes for leaf in stored)
+
+
+@pytest.mark.parametrize(("platform", "is_cpu"), [("cpu", True), ("tpu", False)])
+def test_compiler_options_follow_the_platform_of_the_model(decoder_run, platform, is_cpu):
+    """Not the backend of the process: a program may be compiled for devices that are not attached."""
+    model = decoder_run.model.clone(runtime=replace(decoder_run.model.runtime, platform=platform))
+    options = dict(loop._small_batch_options(model, decoder_run.params))
+    assert list(options) == (["xla_cpu_experimental_ynn_fusion_type"] if is_cpu else [])
+
+
+def test_decode_asks_for_no_devices():
+    for file in sorted(Path(loop.__file__).parent.glob("*.py")):
+        found = re.search(r"jax\.(local_)?(devices|device_count|default_backend)\b", file.read_text())
+        assert found is None, f"{file.name} calls {found[0]}"
 
 
 def _copies(line: str, dtype: jnp.dtype, sizes: set[int]) -> bool:
@@ -181,37 +197,6 @@ def _copies(line: str, dtype: jnp.dtype, sizes: set[int]) -> bool:
     found = re.search(r"= (\w+)\[([\d,]+)\]\S* (copy|transpose)\(", line)
     kind = {"float32": "f32", "int8": "s8"}[str(dtype)]
     return found is not None and found[1] == kind and int(np.prod([int(n) for n in found[2].split(",")])) in sizes
-
-
-def test_score_equals_the_log_softmax_of_forward(run):
-    texts = ["abc", "a longer target", "x"]
-    inputs = ["one", "two", "three words here"] if run.config.model.encoder is not None else None
-    found = score(run, texts, inputs)
-    for i, text in enumerate(texts):
-        ids = run.tokenizer.encode(text)
-        row, mask = _padded([run.tokenizer.bos_id, *ids[:-1]])
-        logits = forward(run, row, mask=mask, **({} if inputs is None else _source(run, inputs[i])))
-        expected = jax.nn.log_softmax(logits[0], axis=-1)[np.arange(len(ids)), ids]
-        np.testing.assert_allclose(found[i], expected, atol=1e-5)
-
-
-def test_score_does_not_depend_on_the_batch(run):
-    texts = ["abc", "a much longer target than the first", ""]
-    inputs = ["one", "two three", "four"] if run.config.model.encoder is not None else None
-    together = score(run, texts, inputs)
-    for i, text in enumerate(texts):
-        alone = score(run, [text], None if inputs is None else [inputs[i]])[0]
-        np.testing.assert_allclose(together[i], alone, atol=1e-5)
-    assert together[2].shape == (0,)
-
-
-def test_score_asks_for_what_it_needs(translator, decoder_run):
-    with pytest.raises(UserError, match="needs inputs"):
-        score(translator, ["a"])
-    with pytest.raises(UserError, match="takes no inputs"):
-        score(decoder_run, ["a"], ["b"])
-    with pytest.raises(UserError, match="2 targets but 1 inputs"):
-        score(translator, ["a", "b"], ["c"])
 
 
 def test_forward_ignores_padding(run):

@@ -9,7 +9,7 @@ import jaxformer as jf
 from jaxformer import Run
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import CheckpointConfig, save_json
-from jaxformer.decode.generate import Prompt, prefill, token_step
+from jaxformer.decode.loop import Prompt, prefill, token_step
 from jaxformer.errors import UserError
 from jaxformer.layers.forms import is_quantized
 from jaxformer.ops.quantized import Int8Matrix
@@ -53,7 +53,7 @@ def test_forward_and_scores_are_near_those_of_floats(pair):
     assert 0.0 < np.abs(found - plain).mean() / plain.std() < 0.05
     inputs = TEXTS if pair[0].config.model.encoder is not None else None
     plain, found = (np.concatenate(jf.score(run, TEXTS, inputs)) for run in pair)
-    assert 0.0 < np.abs(found - plain).mean() < 0.1
+    assert 0.0 < np.nanmean(np.abs(found - plain)) < 0.1  # the first token of a decoder has no score
 
 
 def test_cached_logits_equal_the_full_forward_of_whole_numbers(pair):

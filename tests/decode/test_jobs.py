@@ -1,4 +1,4 @@
-"""Generation from file to file: order, errors in their place, and going on after a stop."""
+"""Jobs from file to file: results in input order, errors at their line, resuming after an interrupt."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from jaxformer import generate, search
 from jaxformer.decode import jobs
-from jaxformer.decode.beam import BeamSearch
+from jaxformer.decode.beam_search import BeamSearchConfig
 from jaxformer.decode.jobs import Job, count_lines, generate_file
 from jaxformer.errors import UserError
 
@@ -43,7 +43,7 @@ def source(tmp_path) -> Path:
     return path
 
 
-def answers(run, source: Path, target: Path, job: Job | None = None) -> list[dict]:
+def run_job(run, source: Path, target: Path, job: Job | None = None) -> list[dict]:
     seen = []
     job = job or Job(SETTINGS, batch_size=4)
     count = generate_file(run, source, target, job, "runs/tiny", lambda count, bad: seen.append((count, bad)))
@@ -54,7 +54,7 @@ def answers(run, source: Path, target: Path, job: Job | None = None) -> list[dic
 
 
 def test_lines_come_back_in_order_with_their_errors(decoder_run, source, tmp_path):
-    found = answers(decoder_run, source, tmp_path / "out.jsonl")
+    found = run_job(decoder_run, source, tmp_path / "out.jsonl")
     assert [line["line"] for line in found] == [*range(1, len(LINES) + 2), len(LINES) + 4]
     for line in found:
         if line["line"] in BAD:
@@ -71,64 +71,64 @@ def test_lines_come_back_in_order_with_their_errors(decoder_run, source, tmp_pat
     assert found[9]["top"][0][0][0] != 70 or found[9]["output"].startswith(chr(70 - 3))
 
 
-def test_a_stopped_job_goes_on_and_ends_the_same(decoder_run, source, tmp_path, monkeypatch):
+def test_an_interrupted_job_resumes_with_the_same_output(decoder_run, source, tmp_path, monkeypatch):
     whole = tmp_path / "whole.jsonl"
-    answers(decoder_run, source, whole)
+    run_job(decoder_run, source, whole)
     content = whole.read_bytes()
     for size in (0, 10, len(content) // 3, len(content) - 1):  # killed while writing
         (tmp_path / "out.jsonl").write_bytes(content[:size])
         (tmp_path / "out.jsonl.job.json").write_bytes((tmp_path / "whole.jsonl.job.json").read_bytes())
-        answers(decoder_run, source, tmp_path / "out.jsonl")
+        run_job(decoder_run, source, tmp_path / "out.jsonl")
         assert (tmp_path / "out.jsonl").read_bytes() == content
 
-    def interrupted(*args):
-        for i, answer in enumerate(jobs_answers(*args)):
+    def interrupt(*args):
+        for i, answer in enumerate(decode_lines(*args)):
             if i == 5:
                 raise KeyboardInterrupt
             yield answer
 
-    jobs_answers, target = jobs._answers, tmp_path / "stopped.jsonl"
+    decode_lines, target = jobs._decode_lines, tmp_path / "stopped.jsonl"
     with monkeypatch.context() as patch:
-        patch.setattr(jobs, "_answers", interrupted)
+        patch.setattr(jobs, "_decode_lines", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            answers(decoder_run, source, target)
+            run_job(decoder_run, source, target)
     assert len(target.read_bytes().splitlines()) == 5
     assert content.startswith(target.read_bytes())
-    answers(decoder_run, source, target)
+    run_job(decoder_run, source, target)
     assert target.read_bytes() == content
 
 
-def test_a_job_does_not_go_on_as_another(decoder_run, source, tmp_path):
+def test_a_job_is_not_resumed_with_other_settings(decoder_run, source, tmp_path):
     target = tmp_path / "out.jsonl"
-    answers(decoder_run, source, target)
+    run_job(decoder_run, source, target)
     before = target.read_bytes()
     with pytest.raises(
         UserError, match=r"another job, its 'settings' was .'max_new_tokens': 6., not .'max_new_tokens'"
     ):
-        answers(decoder_run, source, target, Job({"max_new_tokens": 5}, batch_size=4))
+        run_job(decoder_run, source, target, Job({"max_new_tokens": 5}, batch_size=4))
     with pytest.raises(UserError, match="another job, its 'beam'"):
-        answers(decoder_run, source, target, Job(SETTINGS, 4, BeamSearch(2)))
+        run_job(decoder_run, source, target, Job(SETTINGS, 4, BeamSearchConfig(2)))
     source.write_text('{"prompt": "other"}\n' * 40)
     with pytest.raises(UserError, match="line 1 does not answer line 1"):
-        answers(decoder_run, source, target)
+        run_job(decoder_run, source, target)
     assert target.read_bytes() == before
 
 
 def test_files_that_cannot_be_used_are_named(decoder_run, source, tmp_path):
     job = Job(SETTINGS, 4)
 
-    def run_job(source, target):
+    def generate_to(source, target):
         generate_file(decoder_run, source, target, job, "run", lambda *_: None)
 
     with pytest.raises(UserError, match=r"--input .*none.jsonl: there is no such file"):
-        run_job(tmp_path / "none.jsonl", tmp_path / "out.jsonl")
+        generate_to(tmp_path / "none.jsonl", tmp_path / "out.jsonl")
     with pytest.raises(UserError, match="is the input too"):
-        run_job(source, source)
+        generate_to(source, source)
     with pytest.raises(UserError, match="there is no directory"):
-        run_job(source, tmp_path / "none" / "out.jsonl")
+        generate_to(source, tmp_path / "none" / "out.jsonl")
     (tmp_path / "mine.txt").write_text("my own notes\n")
     with pytest.raises(UserError, match="no output of this command"):
-        run_job(source, tmp_path / "mine.txt")
+        generate_to(source, tmp_path / "mine.txt")
     assert (tmp_path / "mine.txt").read_text() == "my own notes\n"
 
 
@@ -136,7 +136,7 @@ def test_beams_give_their_best_and_its_score(translator, tmp_path):
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     lines = [{"prompt": "one"}, {"prompt": "two", "temperature": 1.0}, {"prompt": "three", "max_new_tokens": 3}]
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = answers(translator, source, target, Job(SETTINGS, 8, BeamSearch(4)))
+    found = run_job(translator, source, target, Job(SETTINGS, 8, BeamSearchConfig(4)))
     for line, new in ((0, 6), (2, 3)):
         best = search(translator, [lines[line]["prompt"]], new)[0][0]
         assert found[line]["output"] == best.output
@@ -146,4 +146,4 @@ def test_beams_give_their_best_and_its_score(translator, tmp_path):
 
 def test_an_empty_file_gives_an_empty_file(decoder_run, tmp_path):
     (tmp_path / "in.jsonl").write_text("\n")
-    assert answers(decoder_run, tmp_path / "in.jsonl", tmp_path / "out.jsonl") == []
+    assert run_job(decoder_run, tmp_path / "in.jsonl", tmp_path / "out.jsonl") == []

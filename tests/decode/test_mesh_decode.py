@@ -1,4 +1,4 @@
-"""Decoding on a mesh of eight devices: the tokens and scores of one device, from caches that are really split."""
+"""Decoding on a mesh of eight devices: the same tokens and scores as on one, with caches that are really sharded."""
 
 from dataclasses import replace
 from itertools import chain
@@ -10,9 +10,9 @@ from jax.sharding import Mesh
 
 from jaxformer import Request, Run, complete, embed, generate, score, search, stream
 from jaxformer.config import MeshConfig
-from jaxformer.decode.batch import Row, Slots, room_for
 from jaxformer.decode.cache import RingCache
-from jaxformer.decode.settings import SamplingConfig
+from jaxformer.decode.sampling import SamplingConfig
+from jaxformer.decode.slots import DecodeRequest, Slots, make_shape
 from jaxformer.layers import abstract_params
 from jaxformer.layers.forms import quantized
 from jaxformer.models.gpt2 import gpt2
@@ -44,7 +44,7 @@ def small_run(request, make_run) -> Run:
 
 
 def on(mesh: Mesh | None, run: Run, weights: str | None = None, cache: str = "dtype") -> Run:
-    """The same run with its parameters over the mesh; none is one device."""
+    """The same run with its parameters sharded over the mesh; None is one device."""
     params, model = run.params, run.model.clone(runtime=replace(run.model.runtime, cache=cache))
     if mesh is not None:
         shapes, axes = abstract_params(model.config)
@@ -55,7 +55,7 @@ def on(mesh: Mesh | None, run: Run, weights: str | None = None, cache: str = "dt
 
 
 @pytest.mark.parametrize("sizes", MESHES)
-def test_a_mesh_answers_as_one_device(small_run, sizes):
+def test_a_mesh_gives_the_results_of_one_device(small_run, sizes):
     both = on(None, small_run), on(make_mesh(MESHES[sizes], jax.devices()), small_run)
     _check_greedy(*both)
     _check_mixed(*both, atol=1e-5)
@@ -63,8 +63,8 @@ def test_a_mesh_answers_as_one_device(small_run, sizes):
     _check_scores(*both, atol=1e-5)
 
 
-def test_whole_numbers_on_a_mesh_answer_as_on_one_device(small_run):
-    """Sums in another order may round a key the other way, so that scores differ by steps."""
+def test_int8_on_a_mesh_gives_the_results_of_one_device(small_run):
+    """Another order of summation may change the rounding of a key, so that scores differ by a step."""
     storage = {"weights": "int8", "cache": "int8"}
     mesh = make_mesh(MESHES["data=2 fsdp=2 tensor=2"], jax.devices())
     both = on(None, small_run, **storage), on(mesh, small_run, **storage)
@@ -73,16 +73,16 @@ def test_whole_numbers_on_a_mesh_answer_as_on_one_device(small_run):
 
 
 def _check_greedy(one: Run, many: Run) -> None:
-    """Five prompts in four slots, so that a slot is filled again; and one alone, as it comes."""
+    """Five prompts in four slots, so that a slot is refilled; and one prompt as a stream."""
     ids = [one.tokenizer.encode(prompt) for prompt in PROMPTS]
     found, wanted = (generate(run, ids, NEW_TOKENS, batch_size=4) for run in (many, one))
     assert found == wanted
-    assert len({*map(tuple, found)}) > 1, "rows that all say the same prove little"
+    assert len({*map(tuple, found)}) > 1, "equal rows prove little"
     assert "".join(stream(many, ids[2], max_new_tokens=NEW_TOKENS)) == one.tokenizer.decode(wanted[2])
 
 
 def _check_mixed(one: Run, many: Run, atol: float) -> None:
-    """Greedy rows and sampled ones together, one of them twice, each with settings of its own."""
+    """Greedy and sampled requests in one batch, one of them with two samples, each with settings of its own."""
     requests = [Request(prompt, log_probs=2, **own) for prompt, own in zip(PROMPTS, SETTINGS, strict=True)]
     found, wanted = (
         list(chain(*complete(run, requests, batch_size=4, max_new_tokens=NEW_TOKENS))) for run in (many, one)
@@ -104,19 +104,19 @@ def _check_scores(one: Run, many: Run, atol: float) -> None:
         np.testing.assert_allclose(*(embed(run, PROMPTS[:3]) for run in (many, one)), atol=atol)
 
 
-# ---------------------------------------------------------------- what lies where
+# ---------------------------------------------------------------- shardings
 @pytest.mark.parametrize("weights", [None, "int8"])
 def test_parameters_stay_split_in_the_form_that_decodes(small_run, weights):
-    """Layer by layer, with a transposed table: no device holds more than its part of a matrix."""
+    """With layers unstacked and the embedding transposed, no device holds more than its shard of a matrix."""
     run = on(make_mesh(MESHES["data=2 fsdp=2 tensor=2"], jax.devices()), small_run, weights)
     for path, leaf in jax.tree_util.tree_leaves_with_path(run.decoding[1]):
         if leaf.size >= 1024:
-            ways = 2 if "positions" in path_name(path) else 4  # only the width of these is split
+            ways = 2 if "positions" in path_name(path) else 4  # only their width is sharded
             assert np.prod(leaf.sharding.shard_shape(leaf.shape)) == leaf.size // ways, path_name(path)
 
 
 def _check_split(slots: Slots, ways: int, tensor: int) -> None:
-    for layer in slots._state.rows.caches:
+    for layer in slots._state.model_state.caches:
         for leaf in jax.tree.leaves(layer):
             rows, heads, *rest = leaf.shape
             assert leaf.sharding.shard_shape(leaf.shape) == (rows // ways, heads // tensor, *rest)
@@ -125,37 +125,37 @@ def _check_split(slots: Slots, ways: int, tensor: int) -> None:
 @pytest.mark.parametrize("cache", ["dtype", "int8"])
 @pytest.mark.parametrize("kind", [*MODELS, "ring"])
 def test_caches_are_split_by_rows_and_heads(kind, cache, make_run, ring_run):
-    """After a whole batch is read, after it advances, and after a slot is filled again."""
+    """After the prefill of a whole batch, after it advances, and after a slot is refilled."""
     run = ring_run if kind == "ring" else make_run(MODELS[kind]())
     run = on(make_mesh(MeshConfig(data=4, tensor=2), jax.devices()), run, cache=cache)
-    rows = [Row([5 + i] * 9, SamplingConfig(max_new_tokens=2 + i)) for i in range(8)]
-    slots = Slots(run, room_for(run, rows, 8))
-    slots.add(rows)
+    requests = [DecodeRequest([5 + i] * 9, SamplingConfig(max_new_tokens=2 + i)) for i in range(8)]
+    slots = Slots(run, make_shape(run, requests, 8))
+    slots.add(requests)
     _check_split(slots, ways=4, tensor=2)
     slots.advance(max_steps=3, until_done=8)
     _check_split(slots, ways=4, tensor=2)
     slots.release(slots.done[0])
-    slots.add(rows[:1])
+    slots.add(requests[:1])
     _check_split(slots, ways=4, tensor=2)
-    assert any(isinstance(layer.attention, RingCache) for layer in slots._state.rows.caches) == (kind == "ring")
+    assert any(isinstance(layer.attention, RingCache) for layer in slots._state.model_state.caches) == (kind == "ring")
 
 
 def test_the_cache_of_a_single_row_is_split_by_heads(make_run):
-    """Without a batch dimension in the loop."""
+    """The loop carries it without a batch dimension."""
     run = on(make_mesh(MeshConfig(data=1, tensor=4), jax.devices()[:4]), make_run(MODELS["decoder"]()))
-    rows = [Row([5] * 9, SamplingConfig(max_new_tokens=4))]
-    slots = Slots(run, room_for(run, rows, 1))
-    slots.add(rows)
+    requests = [DecodeRequest([5] * 9, SamplingConfig(max_new_tokens=4))]
+    slots = Slots(run, make_shape(run, requests, 1))
+    slots.add(requests)
     slots.advance(max_steps=2, until_done=1)
     _check_split(slots, ways=1, tensor=4)
 
 
-def test_caches_of_slots_that_fill_up_slowly_are_split(make_run):
-    """The first row comes alone: the others are made idle, and must lie where rows will be."""
+def test_caches_of_idle_slots_are_split(make_run):
+    """The first request comes alone: the idle slots beside it must have the sharding of later requests."""
     run = on(make_mesh(MeshConfig(data=2, tensor=4), jax.devices()), make_run(MODELS["decoder"]()))
-    rows = [Row([5] * 9, SamplingConfig(max_new_tokens=4))]
-    slots = Slots(run, room_for(run, rows, 8))
-    slots.add(rows)
+    requests = [DecodeRequest([5] * 9, SamplingConfig(max_new_tokens=4))]
+    slots = Slots(run, make_shape(run, requests, 8))
+    slots.add(requests)
     _check_split(slots, ways=2, tensor=4)
     slots.advance(max_steps=9, until_done=8)
     _check_split(slots, ways=2, tensor=4)

@@ -1,4 +1,4 @@
-"""The decode loop with recurrent models: states for caches, the same answers as the full forward pass."""
+"""The decode loop with recurrent models: states instead of caches, the same results as the full forward pass."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from jaxformer import forward, generate, score
 from jaxformer.config import ByteTokenizer, DataConfig, MemorySource, NormalInit, RunConfig
 from jaxformer.data import Bytes
 from jaxformer.decode.cache import make_caches
-from jaxformer.decode.generate import Prompt, prefill, token_step
+from jaxformer.decode.loop import Prompt, prefill, token_step
 from jaxformer.layers import Runtime, Transformer, init_params
 from jaxformer.models.rnn import rnn
 from jaxformer.ops.recurrence import RecurrentState
@@ -21,7 +21,7 @@ WIDTH = 32
 
 @pytest.fixture(scope="module", params=["elman", "lstm"])
 def recurrent_run(request) -> Run:
-    """Untrained, with weights large enough that the likeliest token is not a matter of rounding."""
+    """Untrained, with weights so large that rounding does not decide which token is most likely."""
     model = rnn(cell=request.param, num_layers=2, embed_dim=24, dim=32, vocab_size=264, dropout=0.1)
     init = model.init.model_copy(update={"kernel": NormalInit(stddev=0.3), "embedding": NormalInit(stddev=0.5)})
     model = model.model_copy(update={"init": init})
@@ -59,7 +59,7 @@ def test_greedy_is_the_argmax_of_the_full_forward(recurrent_run):
     prompts = [[1, *recurrent_run.tokenizer.encode(text)] for text in PROMPTS]
     outputs = generate(recurrent_run, prompts, max_new_tokens=12)
     assert outputs == [_greedy_by_forward(recurrent_run, row, 12) for row in prompts]
-    assert len({tuple(row) for row in outputs}) > 1, "rows that all say the same prove little"
+    assert len({tuple(row) for row in outputs}) > 1, "equal rows prove little"
 
 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 1.2, "top_k": 20, "top_p": 0.9}])
@@ -70,7 +70,7 @@ def test_a_recurrent_row_does_not_depend_on_its_batch(recurrent_run, settings):
 
 def test_scores_are_those_of_the_full_forward(recurrent_run):
     run, ids = recurrent_run, [[65, 66, 67, 68], [70, 71]]
-    for row, found in zip(ids, score(run, ids), strict=True):
+    for row, found in zip(ids, score(run, ids, add_bos=True), strict=True):
         logits = forward(run, np.array([[run.tokenizer.bos_id, *row[:-1]]], np.int32))[0]
         wanted = jax.nn.log_softmax(logits, axis=-1)[np.arange(len(row)), row]
         np.testing.assert_allclose(found, wanted, atol=1e-5)

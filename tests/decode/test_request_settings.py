@@ -1,13 +1,13 @@
-"""What a request may ask for besides its prompt: draws, samples, log-probabilities, stop texts; and what it may not."""
+"""Settings of requests: sampling, several samples, log-probabilities, stop texts; and which settings are refused."""
 
 import numpy as np
 import pytest
 
 import jaxformer as jf
-from jaxformer.decode import batch
-from jaxformer.decode.batch import Row, _distinct
-from jaxformer.decode.queue import stop_index
-from jaxformer.decode.settings import SamplingConfig
+from jaxformer.decode import slots
+from jaxformer.decode.sampling import SamplingConfig
+from jaxformer.decode.slots import DecodeRequest, _unique_prompts
+from jaxformer.decode.text import find_stop
 from jaxformer.layers import Transformer
 from jaxformer.models.bert import bert
 
@@ -17,7 +17,7 @@ LETTERS = range(100, 126)  # a to z, as bytes after three special ids
 ONLY_LETTERS = {"banned": [i for i in range(259) if i not in LETTERS]}
 
 
-# ---------------------------------------------------------------- draws
+# ---------------------------------------------------------------- sampling
 MIXED = [
     {},
     {"temperature": 1.0, "top_k": 20},
@@ -29,7 +29,7 @@ MIXED = [
 
 
 def test_requests_of_all_kinds_share_a_batch(decoder_run):
-    """Wherever a row stands and whoever is beside it: what it draws is what it draws alone."""
+    """What a request samples depends neither on its slot nor on the other requests."""
     asked = [jf.Request(ids, **settings) for ids in PROMPTS for settings in MIXED]
     alone = [jf.generate(decoder_run, [request], NEW)[0] for request in asked]
     assert len({tuple(row) for row in alone}) > len(asked) // 2
@@ -38,7 +38,7 @@ def test_requests_of_all_kinds_share_a_batch(decoder_run):
     assert jf.generate(decoder_run, [asked[i] for i in order], NEW, batch_size=4) == [alone[i] for i in order]
 
 
-def test_what_a_request_sets_goes_before_what_the_call_sets(decoder_run):
+def test_settings_of_a_request_override_those_of_the_call(decoder_run):
     found = jf.generate(decoder_run, [jf.Request([5], max_new_tokens=3), [5]], NEW, banned=[2])
     assert [len(row) for row in found] == [3, NEW]
     assert found[0] == found[1][:3]
@@ -49,7 +49,7 @@ SAMPLED = {"max_new_tokens": NEW, "temperature": 1.0, "seed": 3}
 
 
 def test_samples_differ_and_repeat(either_run):
-    """The first of several is the only one of one; each is the same however many there are."""
+    """The first sample is the one that num_samples=1 gives, and no sample depends on how many there are."""
     eight = jf.generate(either_run, PROMPTS, num_samples=8, batch_size=8, **SAMPLED)
     assert [len(each) for each in eight] == [8] * 4
     assert all(len({tuple(row) for row in each}) > 4 for each in eight)
@@ -65,40 +65,46 @@ def test_a_request_may_ask_for_samples_of_its_own(decoder_run):
     assert several[0] == one
 
 
-def test_samples_without_draws_are_the_same(decoder_run):
+def test_greedy_samples_are_equal(decoder_run):
     assert all(a == b for a, b in jf.generate(decoder_run, PROMPTS, NEW, num_samples=2))
 
 
-def test_samples_share_a_reading_of_their_prompt(decoder_run, monkeypatch):
+def test_samples_share_the_prefill_of_their_prompt(decoder_run, monkeypatch):
     sizes = []
 
-    def noting(model, params, prompt, **kwargs):
+    def record(model, params, prompt, **kwargs):
         sizes.append(len(prompt.ids))
         return prefill(model, params, prompt, **kwargs)
 
-    prefill = batch.prefill
-    monkeypatch.setattr(batch, "prefill", noting)
+    prefill = slots.prefill
+    monkeypatch.setattr(slots, "prefill", record)
     jf.generate(decoder_run, PROMPTS[:1], num_samples=8, **SAMPLED)
     assert sizes == [1]
 
 
-def test_which_prompt_is_whose():
+def test_unique_prompts():
     first, second, config = [5, 6], [5, 6], SamplingConfig()
-    rows = [Row(first, config), Row(first, config, 1), Row(second, config), Row([7], config), Row(second, config, 1)]
-    prompts, take = _distinct(rows)
+    rows = [
+        DecodeRequest(first, config),
+        DecodeRequest(first, config, 1),
+        DecodeRequest(second, config),
+        DecodeRequest([7], config),
+        DecodeRequest(second, config, 1),
+    ]
+    prompts, take = _unique_prompts(rows)
     assert prompts == [[5, 6], [5, 6], [7], [5, 6]]
     assert take == [0, 0, 1, 2, 3]
-    assert len({row.seed for row in rows}) == 3  # by ids and number of the sample alone
+    assert len({row.seed for row in rows}) == 3  # depends on the ids and the sample number only
 
 
 # ---------------------------------------------------------------- log-probabilities
 def test_log_probs_are_those_of_score(either_run):
-    """Before any filter, over all the model has rows for."""
+    """Before any filter, normalised over the full vocabulary of the model."""
     filtered = {"temperature": 2.0, "top_k": 50, "repetition_penalty": 1.5, "bias": {70: 5.0}, "banned": [71]}
     asked = [jf.Request(ids, log_probs=n) for ids, n in zip(PROMPTS[:2], (0, 3), strict=True)]
     found = [c for (c,) in jf.complete(either_run, asked, max_new_tokens=NEW, **filtered)]
     if either_run.config.model.encoder is None:
-        rows = [[*ids[1:], *c.ids] for ids, c in zip(PROMPTS, found, strict=False)]  # bos comes before a target
+        rows = [[*ids, *c.ids] for ids, c in zip(PROMPTS, found, strict=False)]
         scores = [row[-len(c.ids) :] for row, c in zip(jf.score(either_run, rows), found, strict=True)]
     else:
         scores = jf.score(either_run, [c.ids for c in found], PROMPTS[:2])
@@ -108,13 +114,15 @@ def test_log_probs_are_those_of_score(either_run):
 
 
 def test_scores_of_beams_are_those_of_score(decoder_run):
-    """Nor does a search leave out what the model gives to rows that are no tokens."""
+    """A search normalises over the full vocabulary of the model too."""
     found = jf.search(decoder_run, [[1, 5, 6]], NEW, num_beams=3, banned=[decoder_run.tokenizer.eos_id])[0]
-    scores = [row[-NEW:].mean() for row in jf.score(decoder_run, [[5, 6, *hypothesis.output] for hypothesis in found])]
+    scores = [
+        row[-NEW:].mean() for row in jf.score(decoder_run, [[1, 5, 6, *hypothesis.output] for hypothesis in found])
+    ]
     np.testing.assert_allclose([hypothesis.score for hypothesis in found], scores, atol=1e-5)
 
 
-def test_the_likeliest_are_noted_as_each_asks(decoder_run):
+def test_each_request_gets_as_many_top_ids_as_it_asks_for(decoder_run):
     numbers = [None, 0, 1, 4, 1000]
     asked = [jf.Request([5, 6], log_probs=n) for n in numbers]
     found = [c for (c,) in jf.complete(decoder_run, asked, max_new_tokens=NEW)]
@@ -127,7 +135,7 @@ def test_the_likeliest_are_noted_as_each_asks(decoder_run):
         for token, chosen, top in zip(completion.ids, completion.log_probs, completion.top, strict=True):
             assert top == sorted(top, key=lambda pair: -pair[1])
             assert not top or top[0] == (token, pytest.approx(chosen, abs=1e-6))
-    # The model has a few rows that are no tokens; what they are given is missing from the sum.
+    # Ids beyond the tokenizer have probabilities too, which are missing from the sum.
     assert all(0.5 < np.exp([logp for _, logp in top]).sum() < 1.0 for top in found[-1].top)
 
 
@@ -145,14 +153,14 @@ LONG = {"max_new_tokens": 40, "temperature": 2.0, **ONLY_LETTERS}
 
 @pytest.fixture(scope="module")
 def letters(decoder_run) -> list[str]:
-    """What is generated without a stop."""
+    """The outputs without a stop text."""
     texts = jf.generate(decoder_run, ["a", "bc", "def"], **LONG)
     assert all(len(text) == 40 for text in texts)
     return texts
 
 
 def test_outputs_end_before_a_stop(decoder_run, letters):
-    """Within the first look for stops, over its end, and late; every character is a token here."""
+    """The stop lies before the first check for stops, across it, and late; every character is one token here."""
     for start, length in ((0, 3), (4, 1), (14, 5), (35, 5), (36, 4)):
         asked = [
             jf.Request(text, stop=[whole[start : start + length]])
@@ -173,8 +181,8 @@ def test_the_first_of_several_stops(decoder_run, letters):
     assert jf.generate(decoder_run, ["a"], stop=stops, **LONG) == [expected]
 
 
-def test_stops_that_overlap_do_not_depend_on_when_one_looks(decoder_run, letters):
-    """One may begin earlier and be complete later: the one complete first counts, as it does for a stream."""
+def test_overlapping_stops_do_not_depend_on_when_they_are_checked(decoder_run, letters):
+    """One may begin earlier and be complete later: the one that is complete first counts, as in a stream."""
     text = letters[0]
     stops = [text[5:12], text[8:10]]
     assert jf.generate(decoder_run, ["a"], stop=stops, **LONG) == [text[: text.index(stops[1])]]
@@ -182,7 +190,7 @@ def test_stops_that_overlap_do_not_depend_on_when_one_looks(decoder_run, letters
 
 
 def test_stops_among_rows_that_go_on(decoder_run, letters):
-    """A slot that a stop frees is filled again, and its neighbours go on undisturbed."""
+    """A slot that is freed by a stop is refilled, and the other slots do not change."""
     texts = ["a", "bc", "def"] * 4
     stops = [[letters[i % 3][10:12]] if i % 2 else [] for i in range(12)]
     asked = [jf.Request(text, stop=stop, log_probs=1) for text, stop in zip(texts, stops, strict=True)]
@@ -208,21 +216,21 @@ def test_id_lists_may_stop_too(decoder_run, letters):
 
 
 def test_which_stop_is_first():
-    assert stop_index("abcabc", ["c", "b"]) == 1
-    assert stop_index("abc", ["abcd", "x"]) is None
-    assert stop_index("abcd", ["abcd", "bc"]) == 1
-    assert stop_index("abcd", ["bcd", "abcd"]) == 0  # complete together: the longer one
-    assert stop_index("", ["a"]) is None
-    assert stop_index("abc", []) is None
+    assert find_stop("abcabc", ["c", "b"]) == 1
+    assert find_stop("abc", ["abcd", "x"]) is None
+    assert find_stop("abcd", ["abcd", "bc"]) == 1
+    assert find_stop("abcd", ["bcd", "abcd"]) == 0  # complete together: the longer one
+    assert find_stop("", ["a"]) is None
+    assert find_stop("abc", []) is None
 
 
 # ---------------------------------------------------------------- what is refused, before anything is compiled
 @pytest.fixture
 def never_compiles(monkeypatch):
-    def refused(*args: object, **kwargs: object) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
         raise AssertionError("a program was called")
 
-    monkeypatch.setattr(batch, "prefill", refused)
+    monkeypatch.setattr(slots, "prefill", refuse)
 
 
 BEAMS = {"num_beams": 4}
@@ -322,8 +330,8 @@ def test_without_a_tokenizer_there_are_no_texts(decoder_run, never_compiles):
             call()
 
 
-def test_no_setting_is_a_setting(decoder_run):
-    """What leaves everything as it is may be said with beams as well."""
+def test_default_values_are_allowed_with_beams(decoder_run):
+    """A setting that has no effect may be passed with beams too."""
     plain = jf.generate(decoder_run, [[5, 6]], 4, num_beams=2)
     said = {"temperature": 0.0, "top_k": None, "stop": [], "num_samples": 1, "log_probs": None, "banned": []}
     assert jf.generate(decoder_run, [[5, 6]], 4, num_beams=2, **said) == plain

@@ -1,4 +1,4 @@
-"""Texts in pieces: together what `generate` gives, and no piece has to be taken back."""
+"""Streams: the pieces together are the output of `generate`, and no piece changes later."""
 
 from types import SimpleNamespace
 
@@ -6,11 +6,11 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 import jaxformer as jf
-from jaxformer.decode import stream
-from jaxformer.decode.batch import Row
-from jaxformer.decode.queue import stop_index
-from jaxformer.decode.settings import SamplingConfig
-from jaxformer.decode.stream import UNFINISHED, _settled, pieces
+from jaxformer.decode import scheduler
+from jaxformer.decode.sampling import SamplingConfig
+from jaxformer.decode.scheduler import stream_text
+from jaxformer.decode.slots import DecodeRequest
+from jaxformer.decode.text import INCOMPLETE, find_stop, settled_length
 
 PLAIN = {"max_new_tokens": 30, "seed": 1}
 # Bytes of "a", "e", the accents, the euro sign and an emoji: broken characters are likely, whole ones occur.
@@ -21,13 +21,13 @@ MULTIBYTE = {"temperature": 3.0, "banned": [i for i in range(259) if i not in BY
 @pytest.mark.parametrize("prompt", ["x", "€", [1, 229], [50]], ids=str)
 @pytest.mark.parametrize("how", [{}, MULTIBYTE], ids=["greedy", "multibyte"])
 def test_pieces_together_are_the_output(decoder_run, prompt, how):
-    """Also where the model breaks characters, or the prompt ends within one."""
+    """Also if the model generates invalid UTF-8, or the prompt ends within a character."""
     ids = [1, *decoder_run.tokenizer.encode(prompt)] if isinstance(prompt, str) else prompt
     (output,) = jf.generate(decoder_run, [ids], **PLAIN, **how)
     found = list(jf.stream(decoder_run, prompt, **PLAIN, **how))
     if isinstance(prompt, str):
         assert jf.generate(decoder_run, [prompt], **PLAIN, **how) == ["".join(found)]
-    if prompt != [1, 229]:  # what follows half a character belongs to the prompt's text
+    if prompt != [1, 229]:  # the first new byte completes a character of the prompt
         assert "".join(found) == decoder_run.tokenizer.decode(output)
     assert all(found)
     assert len(found) > 3
@@ -36,18 +36,18 @@ def test_pieces_together_are_the_output(decoder_run, prompt, how):
 def test_an_encoder_decoder_streams(translator):
     (output,) = jf.generate(translator, ["abc"], **PLAIN, **MULTIBYTE)
     assert "".join(jf.stream(translator, "abc", **PLAIN, **MULTIBYTE)) == output
-    assert UNFINISHED in output
+    assert INCOMPLETE in output
 
 
 def test_the_first_piece_comes_before_the_last_token(decoder_run, monkeypatch):
     steps = []
-    advance = stream.Slots.advance
+    advance = scheduler.Slots.advance
 
-    def counted(slots, max_steps, until_done):
+    def count_steps(slots, max_steps, until_done):
         steps.append(max_steps)
         advance(slots, max_steps, until_done)
 
-    monkeypatch.setattr(stream.Slots, "advance", counted)
+    monkeypatch.setattr(scheduler.Slots, "advance", count_steps)
     letters = {"banned": [i for i in range(259) if not 100 <= i < 126]}
     found = jf.stream(decoder_run, "x", **PLAIN, **letters)
     assert len(next(found)) == 1
@@ -64,18 +64,20 @@ def test_very_short_streams(decoder_run, count):
     assert list(jf.stream(decoder_run, "x", max_new_tokens=1, forced_first=2)) == []
 
 
-# ---------------------------------------------------------------- outputs by script
-def streamed(run: jf.Run, ids: list[int], stops: tuple[str, ...] = (), prompt: tuple[int, ...] = (1, 100)) -> list[str]:
-    """The pieces of a row whose new tokens are these."""
+# ---------------------------------------------------------------- given tokens
+def stream_ids(
+    run: jf.Run, ids: list[int], stops: tuple[str, ...] = (), prompt: tuple[int, ...] = (1, 100)
+) -> list[str]:
+    """The pieces of a request whose new tokens are given."""
 
     class Script:
-        shape = SimpleNamespace(rows=1)
+        shape = SimpleNamespace(num_slots=1)
 
         def __init__(self, *args: object) -> None:
             self.count = min(1, len(ids))
 
-        def add(self, rows: list[Row]) -> None:
-            assert len(rows) == 1
+        def add(self, requests: list[DecodeRequest]) -> None:
+            assert len(requests) == 1
 
         def advance(self, max_steps: int, until_done: int) -> None:
             self.count += max_steps
@@ -88,12 +90,12 @@ def streamed(run: jf.Run, ids: list[int], stops: tuple[str, ...] = (), prompt: t
             return ids[: self.count]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stream, "Slots", Script)
-        return list(pieces(run, Row(prompt, SamplingConfig(max_new_tokens=40, stop=stops))))
+        patch.setattr(scheduler, "Slots", Script)
+        return list(stream_text(run, DecodeRequest(prompt, SamplingConfig(max_new_tokens=40, stop=stops))))
 
 
 TEXTS = st.text(
-    st.one_of(st.sampled_from("ab€é😀\n"), st.characters(exclude_categories=["Cs"], exclude_characters=UNFINISHED))
+    st.one_of(st.sampled_from("ab€é😀\n"), st.characters(exclude_categories=["Cs"], exclude_characters=INCOMPLETE))
 )
 
 
@@ -101,8 +103,8 @@ TEXTS = st.text(
 @given(text=TEXTS)
 @example(text="naïve €5 😀👩‍👩‍👧 日本語")
 def test_no_piece_ends_within_a_character(decoder_run, text):
-    """One byte a token: most tokens end within a character, no piece does."""
-    found = streamed(decoder_run, decoder_run.tokenizer.encode(text))
+    """With one byte per token most tokens end within a character, but no piece does."""
+    found = stream_ids(decoder_run, decoder_run.tokenizer.encode(text))
     assert found == list(text)
 
 
@@ -112,8 +114,8 @@ def test_no_piece_ends_within_a_character(decoder_run, text):
 @example(text="aabab€", stops=["ab€", "b€"])
 @example(text="ba", stops=["ab"])
 def test_no_part_of_a_stop_is_given(decoder_run, text, stops):
-    found = streamed(decoder_run, decoder_run.tokenizer.encode(text), tuple(stops))
-    assert "".join(found) == text[: stop_index(text, stops)]
+    found = stream_ids(decoder_run, decoder_run.tokenizer.encode(text), tuple(stops))
+    assert "".join(found) == text[: find_stop(text, stops)]
     assert all(found)
 
 
@@ -124,27 +126,27 @@ def test_no_part_of_a_stop_is_given(decoder_run, text, stops):
 @example(data=b"\xff\xfe")
 def test_bytes_that_are_no_text_come_as_generate_gives_them(decoder_run, data):
     ids = [byte + 3 for byte in data]
-    assert "".join(streamed(decoder_run, ids)) == decoder_run.tokenizer.decode(ids)
+    assert "".join(stream_ids(decoder_run, ids)) == decoder_run.tokenizer.decode(ids)
 
 
-# ---------------------------------------------------------------- what is settled
+# ---------------------------------------------------------------- settled text
 @pytest.mark.parametrize(
     ("text", "stops", "settled"),
     [
         ("", [], 0),
         ("abc", [], 3),
-        ("ab" + UNFINISHED, [], 2),
-        ("ab" + UNFINISHED * 3, [], 2),
-        ("a" + UNFINISHED + "b", [], 3),  # a broken character stays one
+        ("ab" + INCOMPLETE, [], 2),
+        ("ab" + INCOMPLETE * 3, [], 2),
+        ("a" + INCOMPLETE + "b", [], 3),  # an invalid character inside stays
         ("abc", ["cd"], 2),
         ("abc", ["bcd"], 1),
         ("abc", ["bcd", "cd"], 1),
         ("aaa", ["aab"], 1),
         ("abc", ["x"], 3),
-        ("abc", ["c"], 3),  # a whole stop is looked for elsewhere
-        ("ab" + UNFINISHED, ["bc"], 1),
+        ("abc", ["c"], 3),  # complete stop texts are found by find_stop
+        ("ab" + INCOMPLETE, ["bc"], 1),
         ("abc", ["abcd"], 0),
     ],
 )
-def test_settled(text, stops, settled):
-    assert _settled(text, stops) == settled
+def testsettled_length(text, stops, settled):
+    assert settled_length(text, stops) == settled

@@ -14,7 +14,7 @@ import pytest
 
 from jaxformer.config import ModelConfig, NormalInit, RunConfig
 from jaxformer.decode.cache import RingCache, make_caches
-from jaxformer.decode.generate import Prompt, Rows, prefill, token_step
+from jaxformer.decode.loop import ModelState, Prompt, prefill, token_step
 from jaxformer.layers import Runtime, Transformer, init_params
 from jaxformer.models.rnn import rnn
 from jaxformer.models.vaswani import vaswani
@@ -106,7 +106,7 @@ def _decoded(run: Run, case: Case) -> list[np.ndarray]:
 
 
 @partial(jax.jit, static_argnames="model")
-def _steps(model: Transformer, params, rows: Rows, tokens_TB: jax.Array) -> jax.Array:
+def _steps(model: Transformer, params, rows: ModelState, tokens_TB: jax.Array) -> jax.Array:
     return jax.lax.scan(lambda rows, token_B: token_step(model, params, rows, token_B), rows, tokens_TB)[1]
 
 

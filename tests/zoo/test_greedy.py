@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import jaxformer as jf
-from jaxformer.decode.generate import Prompt, Rows, prefill, token_step
+from jaxformer.decode.loop import ModelState, Prompt, prefill, token_step
 from jaxformer.layers import Transformer
 from jaxformer.typing import tokens_from_ids
 from jaxformer.zoo.samples import SAMPLES, VOCAB
@@ -74,7 +74,7 @@ def test_cached_logits_of_given_tokens(name, pair_of):
 
 
 @partial(jax.jit, static_argnames="model")
-def _cached(model: Transformer, params, rows: Rows, tokens_TB: jax.Array) -> jax.Array:
+def _cached(model: Transformer, params, rows: ModelState, tokens_TB: jax.Array) -> jax.Array:
     return jax.lax.scan(lambda rows, token_B: token_step(model, params, rows, token_B), rows, tokens_TB)[1]
 
 
@@ -110,7 +110,7 @@ def test_continuations_end_where_theirs_do(name, pair_of):
 def test_scores_of_a_decoder(pair_of):
     pair = pair_of("llama")
     start = pair.theirs.config.bos_token_id
-    for row, found in zip(prompts(), jf.score(pair.run, prompts()), strict=True):
+    for row, found in zip(prompts(), jf.score(pair.run, prompts(), add_bos=True), strict=True):
         with torch.no_grad():
             logits = pair.theirs(torch.tensor([[start, *row[:-1]]])).logits
         np.testing.assert_allclose(found, log_probs(logits, row), atol=1e-4)

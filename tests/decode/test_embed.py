@@ -1,4 +1,4 @@
-"""`jf.embed` against the recipe of sentence encoders, spelt out with transformers' hidden states."""
+"""`jf.embed` against pooled hidden states of transformers."""
 
 import numpy as np
 import pytest

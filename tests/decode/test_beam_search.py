@@ -1,4 +1,4 @@
-"""Beam search against transformers': the same hypotheses in the same order with the same scores."""
+"""Beam search against transformers: the same hypotheses in the same order with the same scores."""
 
 import jax
 import jax.numpy as jnp
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
-from jaxformer.decode.beam import BeamSearch
-from jaxformer.decode.cache import reordered, repeated
+from jaxformer.decode.beam_search import BeamSearchConfig
+from jaxformer.decode.cache import reorder_rows, repeat_rows
 from jaxformer.errors import UserError
 from jaxformer.zoo.samples import SAMPLES
 
@@ -17,7 +17,7 @@ THEIRS = {"heuristic": False, "exact": True, "never": "never"}
 
 @pytest.fixture(scope="module", params=["t5", "bart", "gpt2"])
 def both(request, tmp_path_factory):
-    """transformers' random model and the same weights here."""
+    """A random model of transformers, and the run with the same weights."""
     directory = tmp_path_factory.mktemp(request.param)
     return SAMPLES[request.param].save(directory), jf.load(directory)
 
@@ -94,20 +94,20 @@ def test_a_prompt_s_beams_do_not_depend_on_its_neighbours(both):
 def test_scores_are_those_of_score(both):
     """The score of an unfinished hypothesis is the mean log-probability of its tokens."""
     _, run = both
-    prompt = [run.config.model.special.bos or 0, *prompts(1)[0]]
+    prompt = prompts(1)[0]
     best = next(found for found in jf.search(run, [prompt], NEW, num_beams=NUM_BEAMS)[0] if len(found.output) == NEW)
     if run.config.model.shape == "encoder-decoder":
         logp = jf.score(run, [best.output], [prompt])[0]
     else:
-        logp = jf.score(run, [[*prompt[1:], *best.output]])[0][len(prompt) - 1 :]  # bos comes before a target
+        logp = jf.score(run, [[*prompt, *best.output]])[0][len(prompt) :]
     np.testing.assert_allclose(logp.mean(), best.score, atol=1e-5)
 
 
 def test_the_other_convention_of_length():
     """((5 + length) / 6) ** alpha: arXiv:1609.08144, equation 14."""
-    search = BeamSearch(4, length_penalty=0.6, convention="gnmt")
+    search = BeamSearchConfig(4, length_penalty=0.6, convention="gnmt")
     assert search.normalizer(7) == pytest.approx(2.0**0.6)
-    assert BeamSearch(4, length_penalty=0.5).normalizer(9) == pytest.approx(3.0)
+    assert BeamSearchConfig(4, length_penalty=0.5).normalizer(9) == pytest.approx(3.0)
 
 
 def test_no_tokens_and_bad_settings(both):
@@ -124,7 +124,7 @@ def test_no_tokens_and_bad_settings(both):
 
 
 def test_beams_copy_no_source(both):
-    """Caches repeat what a row has of its own; a source's keys and values stay one per request."""
+    """Self-attention caches are repeated; the keys and values of a source stay one per request."""
     from jaxformer.decode.cache import make_caches
     from jaxformer.layers import Runtime
     from jaxformer.layers.attention import KeysValues
@@ -135,7 +135,7 @@ def test_beams_copy_no_source(both):
         source = jnp.arange(2.0)[:, None, None, None]
         cross = [KeysValues(source, source)] * model.decoder.num_layers
     caches = make_caches(model, 2, 3, Runtime(), cross)
-    grown = reordered(repeated(caches, 3), jnp.array([5, 0, 0, 1, 2, 3]))
+    grown = reorder_rows(repeat_rows(caches, 3), jnp.array([5, 0, 0, 1, 2, 3]))
     for before, after in zip(caches, grown, strict=True):
         assert {leaf.shape[0] for leaf in jax.tree.leaves(after.attention)} == {6}
         assert after.cross is before.cross

@@ -1,10 +1,10 @@
-"""What a request may ask: bad values by name, good ones as one batch of arrays."""
+"""Validation of the settings of a request, and their batching into arrays."""
 
 import jax
 import numpy as np
 import pytest
 
-from jaxformer.decode.settings import SamplingConfig, batched
+from jaxformer.decode.sampling import SamplingConfig, batch_settings
 from jaxformer.errors import UserError
 from jaxformer.ops.sampling import History, Settings, choose
 
@@ -63,9 +63,9 @@ def test_bad_values_are_named(name, value):
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name in GOOD for value in GOOD[name]])
 def test_good_values_give_a_token(name, value):
-    """Also the outermost values that are allowed, and with every filter that follows."""
+    """Also the extreme values that are allowed, with every filter that follows."""
     config = SamplingConfig(**({"temperature": 0.7} | {name: value}))
-    settings = batched([config, SamplingConfig()], vocab_size=V, eos_ids=(2,))
+    settings = batch_settings([config, SamplingConfig()], vocab_size=V, eos_ids=(2,))
     prompts, lengths = np.array([[1, 1, 4], [3, 0, 0]], np.int32), np.array([3, 1], np.int32)
     history = History(prompts, lengths, lengths)
     keys = jax.random.split(jax.random.key(0), 2)
@@ -89,19 +89,19 @@ def test_every_setting_is_tried():
 )
 def test_tokens_outside_the_vocabulary_are_named(wrong):
     with pytest.raises(UserError, match=rf"^{next(iter(wrong))}: .* is no token id: .*0 to 9"):
-        batched([SamplingConfig(), SamplingConfig(**wrong)], vocab_size=V)
+        batch_settings([SamplingConfig(), SamplingConfig(**wrong)], vocab_size=V)
 
 
 def test_banning_everything_is_refused():
     with pytest.raises(UserError, match="banned: holds all 10"):
-        batched([SamplingConfig(banned=range(V))], vocab_size=V)
-    batched([SamplingConfig(banned=range(V - 1))], vocab_size=V)
+        batch_settings([SamplingConfig(banned=range(V))], vocab_size=V)
+    batch_settings([SamplingConfig(banned=range(V - 1))], vocab_size=V)
 
 
 def test_a_greedy_batch_has_no_filter():
-    """Also where greedy rows ask to narrow what is never drawn from."""
+    """Also if greedy rows set top_k and the like, which have no effect on them."""
     rows = [SamplingConfig(), SamplingConfig(top_k=5, top_p=0.5, min_p=0.1, typical_p=0.5), SamplingConfig(top_p=1.0)]
-    settings = batched(rows, vocab_size=V, eos_ids=(2,))
+    settings = batch_settings(rows, vocab_size=V, eos_ids=(2,))
     used = {name for name, value in settings._asdict().items() if value is not None}
     assert used == {"max_new_tokens", "eos"}
 
@@ -130,7 +130,7 @@ def test_rows_that_do_not_use_a_filter_have_it_off():
         bias=[[0, 2.0] + [0] * 8, [0] * V, [0] * V],
         banned=[[False] * V, [False] * V, [i in (0, 3) for i in range(V)]],
     )
-    settings = batched(rows, vocab_size=V, eos_ids=(2, 6))
+    settings = batch_settings(rows, vocab_size=V, eos_ids=(2, 6))
     for name, wanted in expected._asdict().items():
         found = getattr(settings, name)
         if wanted is None:
@@ -141,6 +141,6 @@ def test_rows_that_do_not_use_a_filter_have_it_off():
 
 
 def test_without_an_end_there_is_no_minimum_length():
-    settings = batched([SamplingConfig(min_new_tokens=3)], vocab_size=V)
+    settings = batch_settings([SamplingConfig(min_new_tokens=3)], vocab_size=V)
     assert settings.min_new_tokens is None
     assert settings.eos.shape == (1, 0)

@@ -1,4 +1,4 @@
-"""Caches by themselves: what a ring keeps, prompts read in parts, keys and values as whole numbers."""
+"""Caches: what a ring keeps, prefill in chunks, int8 keys and values."""
 
 from dataclasses import replace
 
@@ -10,10 +10,10 @@ import pytest
 import jaxformer as jf
 from jaxformer import Run, forward, generate, search
 from jaxformer.config import AttentionConfig, BlockConfig, MlpConfig, ModelConfig, NormConfig, Rope, StackConfig
-from jaxformer.decode import batch
-from jaxformer.decode.batch import prompt_of, read_prompt
-from jaxformer.decode.cache import FullCache, Int8, RingCache, make_caches
-from jaxformer.decode.generate import Prompt, Rows, prefill, prefill_more, token_step
+from jaxformer.decode import slots
+from jaxformer.decode.cache import FullCache, Int8Array, RingCache, make_caches
+from jaxformer.decode.loop import ModelState, Prompt, prefill, prefill_chunk, token_step
+from jaxformer.decode.slots import make_prompt, prefill_in_chunks
 from jaxformer.errors import UserError
 from jaxformer.layers import Runtime
 from jaxformer.layers.attention import KeysValues
@@ -50,22 +50,22 @@ def test_rows_within_the_window_need_no_ring(ring_run, length):
     assert {type(layer.attention) for layer in caches} == {FullCache}
 
 
-def _in_parts(run: Run, ids: np.ndarray, lengths: np.ndarray, size: int) -> tuple[Rows, jax.Array]:
-    """The prompts read so many tokens at a time."""
+def _prefill_in_chunks(run: Run, ids: np.ndarray, lengths: np.ndarray, size: int) -> tuple[ModelState, jax.Array]:
+    """Prefill the prompts `size` tokens at a time."""
     model, params = run.decoding
     first = Prompt(ids[:, :size], np.minimum(lengths, size))
     rows, logits_BV = prefill(model, params, first, capacity=CAPACITY)
     for start in range(size, ids.shape[1], size):
         part, left = ids[:, start : start + size], np.clip(lengths - start, 0, size)
-        rows, logits_BV = prefill_more(model, params, rows, logits_BV, part, left)
+        rows, logits_BV = prefill_chunk(model, params, rows, logits_BV, part, left)
     return rows, logits_BV
 
 
 @pytest.mark.parametrize("size", [20, WINDOW + 1, WINDOW, 2])
-def test_parts_of_any_size_give_the_full_forward(ring_run, size):
-    """Rows that end in an earlier part keep what they have; then all go on, twice round the window."""
+def test_chunks_of_any_size_give_the_full_forward(ring_run, size):
+    """Rows that end in an earlier chunk do not change; then all rows go twice around the ring."""
     model, params = ring_run.decoding
-    rows, logits_BV = _in_parts(ring_run, IDS, LENGTHS, size)
+    rows, logits_BV = _prefill_in_chunks(ring_run, IDS, LENGTHS, size)
     assert np.array_equal(rows.lengths_B, LENGTHS)
     wanted_BTV = _whole(ring_run)
     for token_B in LATER:
@@ -74,7 +74,7 @@ def test_parts_of_any_size_give_the_full_forward(ring_run, size):
 
 
 def _whole(run: Run) -> np.ndarray:
-    """Logits of the full forward over prompts and what follows them."""
+    """Logits of the full forward pass over the prompts and the later tokens."""
     ids = np.zeros((4, CAPACITY), np.int32)
     for i, length in enumerate(LENGTHS):
         row = [*IDS[i, :length], *LATER[:, i]]
@@ -87,11 +87,14 @@ def _check_close(found: np.ndarray, wanted: np.ndarray, tolerance: float = 1e-5)
 
 
 @pytest.mark.parametrize("size", [WINDOW + 1, 2])
-def test_parts_of_whole_numbers_give_what_all_at_once_gives(ring_run, size):
-    """Rounding may go either way where a product is summed in another order: one step of one number."""
+def test_int8_chunks_equal_one_prefill(ring_run, size):
+    """The order of summation may change the rounding of a value by one step."""
     run = with_cache(ring_run, "int8")
     model, params = run.decoding
-    (rows, logits_BV), (whole, wanted_BV) = _in_parts(run, IDS, LENGTHS, size), _in_parts(run, IDS, LENGTHS, 20)
+    (rows, logits_BV), (whole, wanted_BV) = (
+        _prefill_in_chunks(run, IDS, LENGTHS, size),
+        _prefill_in_chunks(run, IDS, LENGTHS, 20),
+    )
     for token_B in LATER:
         _check_close(logits_BV, wanted_BV, 1e-4)
         rows, logits_BV = step(model, params, rows, token_B)
@@ -99,10 +102,10 @@ def test_parts_of_whole_numbers_give_what_all_at_once_gives(ring_run, size):
 
 
 @pytest.mark.parametrize("cache", ["dtype", "int8"])
-def test_one_token_at_a_time_gives_what_all_at_once_gives(ring_run, cache):
+def test_one_token_at_a_time_equals_one_prefill(ring_run, cache):
     run = with_cache(ring_run, cache)
     lengths = np.full(4, 20, np.int32)
-    wanted_BV = _in_parts(run, IDS, lengths, 20)[1]
+    wanted_BV = _prefill_in_chunks(run, IDS, lengths, 20)[1]
     rows, logits_BV = prefill(*run.decoding, Prompt(IDS[:, :1], np.ones_like(lengths)), capacity=CAPACITY)
     for token_B in IDS.T[1:]:
         rows, logits_BV = step(*run.decoding, rows, token_B)
@@ -110,7 +113,7 @@ def test_one_token_at_a_time_gives_what_all_at_once_gives(ring_run, cache):
 
 
 def test_a_ring_keeps_the_last_of_each_row_and_no_padding():
-    """Every vector is its index: row by row, part by part, place i holds the last index that is i modulo the size."""
+    """Every vector holds its token index: entry i must hold the last index that is i modulo the size."""
     empty = jnp.full((3, 1, 5, 1), -1.0)
     ring, starts = RingCache(empty, empty, 5), np.zeros(3, np.int32)
     for lengths in ([2, 7, 0], [1, 0, 12], [6, 4, 3], [0, 0, 1]):
@@ -126,73 +129,73 @@ def test_a_ring_keeps_the_last_of_each_row_and_no_padding():
             np.testing.assert_array_equal(ring.v[row, 0, :, 0], wanted)
 
 
-# ---------------------------------------------------------------- prompts in parts
+# ---------------------------------------------------------------- prefill in chunks
 def _logits(run: Run, prompts: list[list[int]], capacity: int) -> np.ndarray:
-    return np.asarray(read_prompt(run.decoding, prompt_of(run, prompts, len(prompts)), capacity)[1])
+    return np.asarray(prefill_in_chunks(*run.decoding, make_prompt(run, prompts, len(prompts)), capacity)[1])
 
 
 @pytest.mark.parametrize("part", [8, 16])
-def test_prompts_read_in_parts_give_the_same(run, part, monkeypatch):
-    """Rows that end in the first part, at its end, and close before a capacity that is no multiple of a part."""
+def test_prefill_in_chunks_changes_nothing(run, part, monkeypatch):
+    """Rows end within the first chunk, at its end, and near a capacity that is no multiple of a chunk."""
     prompts = [[*IDS[i], *IDS[i]][:n] for i, n in enumerate((3, 8, 20, 23))]
     plain = _logits(run, prompts, 24), generate(run, prompts, 1), generate(run, prompts, 8)
-    monkeypatch.setattr(batch, "PART", part)
+    monkeypatch.setattr(slots, "PREFILL_CHUNK", part)
     _check_close(_logits(run, prompts, 24), plain[0])
     assert (generate(run, prompts, 1), generate(run, prompts, 8)) == plain[1:]
 
 
-def test_beams_start_from_prompts_read_in_parts(decoder_run, monkeypatch):
+def test_beams_start_from_a_prefill_in_chunks(decoder_run, monkeypatch):
     prompts = [IDS[0, :19].tolist(), IDS[1, :3].tolist()]
     whole = search(decoder_run, prompts, 4, num_beams=2)
-    monkeypatch.setattr(batch, "PART", 8)
+    monkeypatch.setattr(slots, "PREFILL_CHUNK", 8)
     for found, wanted in zip(search(decoder_run, prompts, 4, num_beams=2), whole, strict=True):
         assert [each.output for each in found] == [each.output for each in wanted]
         np.testing.assert_allclose([each.score for each in found], [each.score for each in wanted], atol=1e-5)
 
 
-def test_reading_a_part_needs_memory_for_its_own_scores_only(ring_run):
-    """Beside the cache, which is given away: the part's scores over all keys and a copy of keys and values."""
+def test_a_chunk_needs_memory_for_its_own_scores_only(ring_run):
+    """Besides the donated cache: the attention scores of the chunk over all keys, and a copy of keys and values."""
     model, params = ring_run.decoding
     B, T, layer = 2, 32, model.config.decoder.blocks[1].attention
 
     def temporary(capacity: int) -> int:
         shapes = jax.eval_shape(
-            lambda: Rows(make_caches(model.config, B, capacity, model.runtime), jnp.zeros(B, jnp.int32), None)
+            lambda: ModelState(make_caches(model.config, B, capacity, model.runtime), jnp.zeros(B, jnp.int32), None)
         )
         logits_BV = jax.ShapeDtypeStruct((B, model.config.vocab_size), jnp.float32)
         ids_BT, lengths_B = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((B, T), (B,)))
-        compiled = prefill_more.lower(model, params, shapes, logits_BV, ids_BT, lengths_B).compile()
+        compiled = prefill_chunk.lower(model, params, shapes, logits_BV, ids_BT, lengths_B).compile()
         memory = compiled.memory_analysis()
         assert memory.alias_size_in_bytes >= sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
         return memory.temp_size_in_bytes
 
-    scores = 4 * B * layer.num_heads * T  # bytes for each key, before the softmax and after it
-    stored = 4 * B * layer.kv_heads * layer.head_dim  # bytes of a key, and of its value
+    scores = 4 * B * layer.num_heads * T  # bytes per key, before and after the softmax
+    stored = 4 * B * layer.kv_heads * layer.head_dim  # bytes of a key, and of a value
     assert temporary(1024) - temporary(256) <= (1024 - 256) * 2 * (scores + stored)
 
 
-# ---------------------------------------------------------------- whole numbers
+# ---------------------------------------------------------------- int8
 def _rounded(x_BKSH: np.ndarray) -> np.ndarray:
-    """Each vector in 127 steps of its largest value to either side."""
+    """Quantized to int8 and back, with one scale per vector."""
     unit = np.abs(x_BKSH).max(axis=-1, keepdims=True) / 127
     return np.round(x_BKSH / np.where(unit > 0, unit, 1)) * unit
 
 
-def test_whole_numbers_have_one_scale_a_head_and_token(ring_run):
+def test_int8_has_one_scale_per_head_and_token(ring_run):
     caches = jax.eval_shape(lambda: make_caches(ring_run.config.model, 3, 16, Runtime(cache="int8")))
     for layer, size in zip(caches, (WINDOW, 16, WINDOW), strict=True):
         for part in (layer.attention.k, layer.attention.v):
-            assert isinstance(part, Int8)
+            assert isinstance(part, Int8Array)
             assert (part.values.shape, part.values.dtype) == ((3, 2, size, 8), jnp.int8)
             assert (part.scales.shape, part.scales.dtype) == ((3, 2, size, 1), jnp.float32)
 
 
 @pytest.mark.parametrize("window", [None, 3])
-def test_attention_over_whole_numbers_is_attention_over_rounded_keys_and_values(window):
-    """By hand: a softmax over all rounded keys, against a cache that is filled in parts and token by token."""
+def test_attention_over_int8_is_attention_over_rounded_keys_and_values(window):
+    """A softmax over all rounded keys in NumPy, against a cache that is filled in chunks and token by token."""
     rng, T = np.random.default_rng(0), 9
     q, k, v = (rng.normal(size=shape).astype(np.float32) for shape in ((2, T, 4, 8), (2, 2, T, 8), (2, 2, T, 8)))
-    k[0, 0, 2] = 0.0  # no scale at all
+    k[0, 0, 2] = 0.0  # its scale is 0
     config = AttentionConfig(num_heads=4, num_kv_heads=2, head_dim=8, causal=True, position=Rope(), window=window)
     found = []
     cache = make_caches(_one_layer(config), 2, 16, Runtime(cache="int8"))[0].attention
@@ -218,8 +221,8 @@ def _attended(q_BTNH: np.ndarray, k_BKSH: np.ndarray, v_BKSH: np.ndarray, window
     return np.einsum("BNTS,BNSH->BTNH", p_BNTS / p_BNTS.sum(axis=-1, keepdims=True), v_BNSH)
 
 
-def test_logits_from_whole_numbers_are_near_those_of_floats(run):
-    """Mean distances found are 0.002 to 0.03 of the logits' spread, with weights that are larger than any trained."""
+def test_int8_logits_are_close_to_float_logits(run):
+    """Mean distances are 0.002 to 0.03 of the logits' standard deviation, with weights larger than trained ones."""
     source = tokens_from_ids(jnp.asarray(IDS[:, :9])) if run.config.model.encoder is not None else None
     prompt = Prompt(IDS, LENGTHS, source)
     plain, rounded = (
@@ -229,7 +232,7 @@ def test_logits_from_whole_numbers_are_near_those_of_floats(run):
     assert 0.0 < distance < 0.05
 
 
-def test_rows_of_whole_numbers_do_not_depend_on_their_batch(ring_run):
+def test_int8_rows_do_not_depend_on_their_batch(ring_run):
     run = with_cache(ring_run, "int8")
     prompts = [IDS[i, :n].tolist() for i, n in enumerate((3, 8, 13, 16))]
     settings = {"max_new_tokens": 8, "temperature": 1.0, "seed": 2}

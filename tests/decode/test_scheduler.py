@@ -1,4 +1,4 @@
-"""Continuous batching: whoever shares the batch, a row's answer is the one it has alone, and answers come in order."""
+"""Continuous batching: a request gives what it gives alone, whatever shares its batch, and results keep their order."""
 
 import itertools
 from collections import Counter
@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
-from jaxformer.decode import batch
-from jaxformer.decode.batch import Row, Slots, bucket
-from jaxformer.decode.queue import LOOKAHEAD, answered
-from jaxformer.decode.settings import SamplingConfig
+from jaxformer.decode import slots as slots_module
+from jaxformer.decode.sampling import SamplingConfig
+from jaxformer.decode.scheduler import LOOKAHEAD_BATCHES, schedule
+from jaxformer.decode.slots import DecodeRequest, Slots, SlotShape, bucket_length
 
 MANY = 72
 
@@ -22,32 +22,32 @@ def prompts(number: int, longest: int = 24, seed: int = 0) -> list[list[int]]:
 
 
 def by_hand(run: jf.Run, ids: list[int], **settings) -> list[int]:
-    """One row in a batch of one, with the room that every row of these tests has: nothing new is compiled for it."""
-    row = Row(ids, SamplingConfig(**settings))
-    source = bucket(24) if run.config.model.encoder is not None else 0
-    slots = Slots(run, batch.Shape(rows=1, length=64, source=source, top_n=None))
-    slots.add([row])
+    """One request in one slot; all have the same shape, so that nothing is compiled twice."""
+    request = DecodeRequest(ids, SamplingConfig(**settings))
+    source = bucket_length(24) if run.config.model.encoder is not None else 0
+    slots = Slots(run, SlotShape(num_slots=1, length=64, source_length=source, top_n=None))
+    slots.add([request])
     slots.advance(max_steps=1000, until_done=1)
     return slots.release(0).ids
 
 
-# ---------------------------------------------------------------- the same answers
+# ---------------------------------------------------------------- the same results
 @pytest.fixture(scope="module")
-def requests_and_answers(either_run):
-    """Many requests of many lengths that end after 0 to 20 tokens, and what each gives alone."""
+def requests_and_outputs(either_run):
+    """Many requests of many lengths that end after 0 to 20 tokens, and the output of each alone."""
     lengths = np.random.default_rng(1).integers(0, 21, MANY).tolist()
     asked = [jf.Request(ids, max_new_tokens=n) for ids, n in zip(prompts(MANY), lengths, strict=True)]
     return asked, [by_hand(either_run, request.prompt, **request.settings) for request in asked]
 
 
-def test_many_requests_through_few_slots(either_run, requests_and_answers):
-    asked, alone = requests_and_answers
+def test_many_requests_through_few_slots(either_run, requests_and_outputs):
+    asked, alone = requests_and_outputs
     assert len({len(ids) for ids in alone}) > 10
     assert jf.generate(either_run, asked, batch_size=8) == alone
 
 
-def test_the_order_asked_in_changes_nothing(either_run, requests_and_answers):
-    asked, alone = requests_and_answers
+def test_the_order_of_requests_changes_nothing(either_run, requests_and_outputs):
+    asked, alone = requests_and_outputs
     assert jf.generate(either_run, asked[::-1], batch_size=8) == alone[::-1]
 
 
@@ -59,28 +59,28 @@ def test_fewer_slots_change_nothing(decoder_run):
 
 
 def test_a_longer_prompt_than_any_before(decoder_run):
-    """It does not fit the batch at hand, which goes on until it is empty; those behind the long one follow."""
-    short, long = prompts(4 * LOOKAHEAD + 3, longest=6), [7] * 50
+    """It does not fit the present slots, so it and those after it wait until they are empty."""
+    short, long = prompts(4 * LOOKAHEAD_BATCHES + 3, longest=6), [7] * 50
     lengths = itertools.cycle((2, 8, 5, 3, 7))  # so that slots become free one by one
     asked = [jf.Request(ids, max_new_tokens=n) for ids, n in zip([*short, long, *short[:5]], lengths, strict=False)]
     found = jf.generate(decoder_run, asked, batch_size=4)
     assert found == [by_hand(decoder_run, request.prompt, **request.settings) for request in asked]
 
 
-def test_prompts_that_are_read_in_parts(run, monkeypatch):
-    """The last part may be a short one, and ends with the room of the batch: it must not spill over what is before."""
+def test_prompts_that_are_prefilled_in_chunks(run, monkeypatch):
+    """The last chunk may be short and end at the capacity of the cache: it must not overwrite earlier tokens."""
     if run.config.model.encoder is not None:
-        pytest.skip("an encoder reads its source at once")
+        pytest.skip("a source is encoded at once")
     asked = [np.random.default_rng(n).integers(3, 259, n).tolist() for n in (18, 20, 5, 17)]
     settings = {"max_new_tokens": 4, "log_probs": 0}
     whole = jf.complete(run, asked, **settings)
-    monkeypatch.setattr(batch, "PART", 16)
+    monkeypatch.setattr(slots_module, "PREFILL_CHUNK", 16)
     for (expected,), (found,) in zip(whole, jf.complete(run, asked, **settings), strict=True):
         assert found.ids == expected.ids
         np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=1e-5)
 
 
-# ---------------------------------------------------------------- the ends of rows
+# ---------------------------------------------------------------- ends
 def test_the_empty_prompt_and_no_tokens_among_others(either_run):
     asked = [[], [70, 71], [], [72]]
     settings = [{"max_new_tokens": n} for n in (4, 0, 0, 6)]
@@ -103,50 +103,50 @@ def test_rows_that_end_with_their_first_token(decoder_run):
     assert [(len(c.ids), c.finish) for c in found] == [(0, "eos")] * 4 + [(5, "length")] + [(0, "eos")] * 5
 
 
-def test_a_row_that_is_cut_stands_still(decoder_run):
-    rows = [Row([5], SamplingConfig(max_new_tokens=9)), Row([6], SamplingConfig(max_new_tokens=9))]
-    slots = Slots(decoder_run, batch.Shape(rows=2, length=64, source=0, top_n=None))
+def test_a_released_slot_does_not_advance(decoder_run):
+    rows = [DecodeRequest([5], SamplingConfig(max_new_tokens=9)), DecodeRequest([6], SamplingConfig(max_new_tokens=9))]
+    slots = Slots(decoder_run, SlotShape(num_slots=2, length=64, source_length=0, top_n=None))
     slots.add(rows)
     slots.advance(max_steps=3, until_done=2)
     assert [len(slots.new_ids(slot)) for slot in range(2)] == [4, 4]
     assert slots.done == []
-    cut = slots.release(0, cut=2)
+    cut = slots.release(0, stop_after=2)
     assert (cut.ids, cut.finish) == (by_hand(decoder_run, [5], max_new_tokens=9)[:2], "stop")
-    slots.advance(max_steps=1000, until_done=1)  # one stands still already
+    slots.advance(max_steps=1000, until_done=1)  # one slot is done already
     assert (slots.free, len(slots.new_ids(1))) == ([0], 4)
     slots.advance(max_steps=1000, until_done=2)
     assert slots.release(1).ids == by_hand(decoder_run, [6], max_new_tokens=9)
-    assert slots.free == list(range(slots.shape.rows))
+    assert slots.free == list(range(slots.shape.num_slots))
 
 
 def test_a_vocabulary_with_holes(decoder_run):
-    """Banned ids are not drawn, nor those the model has rows for but the tokenizer has not, however hot."""
+    """Neither banned ids nor ids beyond the tokenizer are sampled, however high the temperature."""
     allowed = {*range(100, 110), 250}
     banned = [i for i in range(decoder_run.tokenizer.vocab_size) if i not in allowed]
     asked = [jf.Request(ids, banned=banned) for ids in prompts(6, longest=8)] + prompts(6, longest=8, seed=2)
     found = jf.generate(decoder_run, asked, max_new_tokens=20, temperature=1e4, batch_size=4)
     assert {token for row in found[:6] for token in row} == allowed
     assert all(len(row) == 20 for row in found[:6])
-    drawn = {token for row in found[6:] for token in row}
-    assert len(drawn) > 50
-    assert max(drawn) < decoder_run.tokenizer.vocab_size < decoder_run.config.model.vocab_size
+    sampled = {token for row in found[6:] for token in row}
+    assert len(sampled) > 50
+    assert max(sampled) < decoder_run.tokenizer.vocab_size < decoder_run.config.model.vocab_size
 
 
-# ---------------------------------------------------------------- requests as they come
-def test_requests_without_rows(decoder_run):
-    """Before, between and after others, and more of them than are read at once."""
-    rows = [Row(ids, SamplingConfig(max_new_tokens=3)) for ids in prompts(4)]
-    none: list[Row] = []
+# ---------------------------------------------------------------- groups and iterators
+def test_empty_groups(decoder_run):
+    """Before, between and after others, and more of them than are read ahead."""
+    rows = [DecodeRequest(ids, SamplingConfig(max_new_tokens=3)) for ids in prompts(4)]
+    none: list[DecodeRequest] = []
     asked = [*[none] * 9, rows[:2], none, rows[2:3], *[none] * 20, rows[3:], *[none] * 9]
-    found = list(answered(decoder_run, iter(asked), 2))
+    found = list(schedule(decoder_run, iter(asked), 2))
     assert [len(each) for each in found] == [len(each) for each in asked]
     ids = [decoded.ids for each in found for decoded in each]
     assert ids == [by_hand(decoder_run, row.ids, max_new_tokens=3) for row in rows]
-    assert list(answered(decoder_run, [none] * 30, 2)) == [none] * 30
+    assert list(schedule(decoder_run, [none] * 30, 2)) == [none] * 30
 
 
 def test_an_iterator_is_read_as_far_as_needed(decoder_run):
-    """Endless prompts give endless outputs; a few batches are read ahead, and nothing before it is asked for."""
+    """Endless prompts give endless outputs; a few batches are read ahead, none before the first output is asked for."""
     read = Counter()
 
     def endless():
@@ -159,8 +159,8 @@ def test_an_iterator_is_read_as_far_as_needed(decoder_run):
     alone = [by_hand(decoder_run, ids, max_new_tokens=3) for ids in prompts(10, longest=8)]
     for i in range(50):
         assert next(outputs) == alone[i % 10]
-        # What waits, less than a batch, and what is being decoded or done out of turn come on top.
-        assert read["prompts"] <= i + 1 + (2 * LOOKAHEAD + 2) * 4
+        # On top of what is read ahead: less than a batch that waits, and requests in slots or complete out of order.
+        assert read["prompts"] <= i + 1 + (2 * LOOKAHEAD_BATCHES + 2) * 4
     assert next(jf.search(decoder_run, endless(), 3, num_beams=2, batch_size=4))
 
 
@@ -171,12 +171,12 @@ def test_a_bad_prompt_of_an_iterator_is_named(decoder_run):
 
 
 # ---------------------------------------------------------------- compiled programs
-PROGRAMS = ("prefill", "prefill_more", "first_state", "inserted", "advance")
+PROGRAMS = ("prefill", "prefill_chunk", "start_decode", "insert_rows", "advance")
 
 
 @pytest.fixture
 def compiled():
-    """How often each program was compiled."""
+    """Counts how often each program is compiled."""
     counts = Counter()
 
     def note(event: str, seconds: float, **about: object) -> None:
@@ -195,7 +195,7 @@ def test_a_thousand_prompts_compile_few_programs(decoder_run, compiled):
     outputs = jf.generate(run, prompts(1000, longest=60), max_new_tokens=2, batch_size=32)
     assert len(outputs) == 1000
     found = {name: compiled[name] for name in PROGRAMS}
-    # Five lengths of prompts (16, 24, 32, 48, 64); all are read and inserted a quarter of the batch at a time but once.
+    # Five padded prompt lengths (16, 24, 32, 48, 64); all but the first batch are inserted a quarter of it at a time.
     assert found["advance"] == 1
     assert 5 <= found["prefill"] <= 6
     assert sum(found.values()) <= 14, found

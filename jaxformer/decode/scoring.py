@@ -1,0 +1,183 @@
+"""Teacher-forced scores, logits and embeddings: full forward passes, without a cache."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxformer.decode.slots import make_tokens, pad_batch_size, pad_rows, use_mesh
+from jaxformer.decode.text import (
+    Text,
+    bos_id,
+    check_context,
+    check_decoder,
+    decoder_start_id,
+    encode_prompts,
+    encode_sources,
+    encode_texts,
+)
+from jaxformer.errors import UserError
+from jaxformer.layers import Transformer
+from jaxformer.objectives.base import token_loss
+from jaxformer.ops.losses import LossOptions, auto_chunks
+from jaxformer.ops.pooling import pooled
+from jaxformer.run import Run
+from jaxformer.typing import Array, Batch, Float, Int, Params, Tokens, tokens_from_ids
+
+BATCH_SIZE = 32
+
+
+# ---------------------------------------------------------------- scores
+def score(
+    run: Run, targets: Sequence[Text], inputs: Sequence[Text] | None = None, add_bos: bool = False
+) -> list[Float[np.ndarray, " T"]]:
+    """Log-probability of every token of each target, given the tokens before it.
+
+    A decoder scores exactly the ids its tokenizer returns for a prompt, special ids included, and id lists as they are:
+    one value per token, NaN for the first, which nothing precedes. `numpy.nanmean` of the values gives the perplexity
+    that transformers computes.
+
+    An encoder-decoder also gets one input per target. Its decoder starts from the decoder start token, so no value is
+    NaN. Texts are encoded without special ids; to score eos as well, pass ids.
+
+    Args:
+      add_bos: put bos before each target of a decoder, so that its first token has a value too. bos itself gets none.
+        If the tokenizer adds bos already, the model then reads it twice.
+    """
+    check_decoder(run, "score")
+    shape = run.config.model.shape
+    has_source = shape == "encoder-decoder"
+    if (inputs is not None) != has_source:
+        need = "needs inputs" if inputs is None else "takes no inputs"
+        raise UserError(f"score: a model that is {shape} {need}")
+    if add_bos and has_source:
+        raise UserError("score: add_bos=True: an encoder-decoder starts from its decoder start token, leave it out")
+    ids = encode_texts(run, targets, "encode_batch" if has_source else "encode_prompt")
+    sources = encode_sources(run, inputs) if has_source else None
+    if sources is not None and len(sources) != len(ids):
+        raise UserError(f"score: {len(ids)} targets but {len(sources)} inputs: give one input per target")
+    check_context(run, ids, "target")
+    check_context(run, sources or [], "input")
+    if has_source:
+        first_id = decoder_start_id(run)
+    else:
+        first_id = bos_id(run) if add_bos else None
+    scores: list[Float[np.ndarray, " T"]] = []
+    for start in range(0, len(ids), BATCH_SIZE):
+        batch = slice(start, start + BATCH_SIZE)
+        scores += _score_batch(run, ids[batch], None if sources is None else sources[batch], first_id)
+    return scores
+
+
+def _score_batch(
+    run: Run, ids: list[list[int]], sources: list[list[int]] | None, first_id: int | None
+) -> list[Float[np.ndarray, " T"]]:
+    """Scores of one batch; `first_id` precedes every row, None leaves the first token without a score."""
+    # The model reads every token but the last and predicts every token but the first.
+    rows = ids if first_id is None else [[first_id, *row] if row else [] for row in ids]
+    size = pad_batch_size(run, len(rows))
+    previous = make_tokens([row[:-1] for row in rows], size)
+    targets_BT = pad_rows([row[1:] for row in rows], size, previous.ids.shape[1])
+    source = None if sources is None else make_tokens(sources, size)
+    with use_mesh(run):
+        scores_BT = np.asarray(_log_probs(run.model, run.params, previous, targets_BT, source))
+    unscored = [np.nan] if first_id is None else []
+    return [
+        np.concatenate([unscored[: len(row)], scores_BT[i, : max(len(row) - 1, 0)]]).astype(scores_BT.dtype)
+        for i, row in enumerate(rows)
+    ]
+
+
+@partial(jax.jit, static_argnames="model")
+def _log_probs(
+    model: Transformer, params: Params, previous: Tokens, targets_BT: Array, source: Tokens | None
+) -> Float[Array, "B T"]:
+    batch = Batch(previous, targets_BT, jnp.ones(targets_BT.shape, jnp.float32), source)
+    # The loss of training, so that logits of a large vocabulary never exist whole here either.
+    options = LossOptions(num_chunks=auto_chunks(*targets_BT.shape, model.config.vocab_size))
+    return -token_loss(model, params, batch, options)[1].nll_BT
+
+
+# ---------------------------------------------------------------- logits
+def forward(
+    run: Run,
+    tokens: Int[Array, "B T"],
+    inputs: Int[Array, "B S"] | None = None,
+    mask: Int[Array, "B T"] | None = None,
+    inputs_mask: Int[Array, "B S"] | None = None,
+    types: Int[Array, "B T"] | None = None,
+) -> Float[Array, "B T V"]:
+    """Logits of every position; for an encoder-only model hidden states [B, T, D]. Masks are 1 for real tokens.
+
+    Args:
+      inputs: the source of an encoder-decoder.
+      types: token types, for models that distinguish first and second texts; None is type 0 for all.
+    """
+    shape = run.config.model.shape
+    if (inputs is not None) != (shape == "encoder-decoder"):
+        raise UserError(f"forward: a model that is {shape} {'needs' if inputs is None else 'takes no'} inputs")
+    target = tokens_from_ids(jnp.asarray(tokens), None if mask is None else jnp.asarray(mask))
+    check_context(run, target.ids, "tokens")
+    if types is not None:
+        _check_types(run, target.ids, np.asarray(types))
+        target = target._replace(types=jnp.asarray(types))
+    source = None
+    if inputs is not None:
+        source = tokens_from_ids(jnp.asarray(inputs), None if inputs_mask is None else jnp.asarray(inputs_mask))
+        check_context(run, source.ids, "inputs")
+    with use_mesh(run):
+        return _forward(run.model, run.params, target, source)
+
+
+@partial(jax.jit, static_argnames="model")
+def _forward(model: Transformer, params: Params, target: Tokens, source: Tokens | None) -> Array:
+    method = "hidden" if model.config.decoder is None else "__call__"
+    return model.apply({"params": params}, target, source, method=method)
+
+
+def _check_types(run: Run, ids: Array, types: np.ndarray) -> None:
+    num_types = run.config.model.embedding.num_types
+    if not num_types:
+        raise UserError("forward: this model has no types of tokens: leave types out")
+    if types.shape != ids.shape:
+        raise UserError(f"forward: types have shape {types.shape} but tokens {ids.shape}: give one type per token")
+    bad = types[(types < 0) | (types >= num_types)]
+    if bad.size:
+        raise UserError(f"forward: types hold {bad[0]}, but this model has {num_types}: use 0 to {num_types - 1}")
+
+
+# ---------------------------------------------------------------- embeddings
+POOLINGS = {"mean": "mean", "cls": "first", "last": "last"}
+
+
+def embed(run: Run, texts: Sequence[Text], pooling: str = "mean", normalize: bool = True) -> Float[np.ndarray, "N D"]:
+    """One vector per text, from the hidden states of an encoder-only or decoder-only model.
+
+    Args:
+      pooling: the "mean" over a text's tokens, its first token ("cls") or its "last" one.
+      normalize: scale every vector to length 1, so that dot products are cosine similarities.
+    """
+    shape = run.config.model.shape
+    if shape == "encoder-decoder":
+        raise UserError("embed: an encoder-decoder has no vectors of its own for a text; use an encoder-only model")
+    if pooling not in POOLINGS:
+        raise UserError(f"pooling={pooling!r}: must be one of {', '.join(POOLINGS)}")
+    ids = (encode_sources if shape == "encoder-only" else encode_prompts)(run, texts)
+    check_context(run, ids, "text")
+    vectors = [np.zeros((0, run.config.model.embed_dim), np.float32)]
+    for start in range(0, len(ids), BATCH_SIZE):
+        rows = ids[start : start + BATCH_SIZE]
+        tokens = make_tokens(rows, pad_batch_size(run, len(rows)))
+        with use_mesh(run):
+            x_BD = _embed(run.model, run.params, tokens, pooling=POOLINGS[pooling], normalize=normalize)
+        vectors.append(np.asarray(x_BD)[: len(rows)])
+    return np.concatenate(vectors)
+
+
+@partial(jax.jit, static_argnames=("model", "pooling", "normalize"))
+def _embed(model: Transformer, params: Params, tokens: Tokens, *, pooling: str, normalize: bool) -> Array:
+    hidden_BTD = model.apply({"params": params}, tokens, method="hidden")
+    x_BD = pooled(hidden_BTD, tokens.segments, pooling).astype(jnp.float32)
+    return x_BD / jnp.maximum(jnp.linalg.norm(x_BD, axis=-1, keepdims=True), 1e-12) if normalize else x_BD

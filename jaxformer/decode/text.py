@@ -1,0 +1,151 @@
+"""Texts and id lists, as users pass them, to token ids and back: encoding, checks, the text of new tokens, stops."""
+
+import operator
+from collections.abc import Sequence
+from typing import TypeVar
+
+from jaxformer.data.special import special_ids
+from jaxformer.data.tokenizer import Tokenizer
+from jaxformer.errors import UserError
+from jaxformer.run import Run
+from jaxformer.typing import Array
+
+Text = TypeVar("Text", str, Sequence[int])
+
+
+# ---------------------------------------------------------------- text to ids
+def encode_request(run: Run, prompt: Text, max_new_tokens: int) -> list[int]:
+    """The ids the model reads for a prompt: a decoder's prompt, or the source of an encoder-decoder."""
+    has_source = run.config.model.shape == "encoder-decoder"
+    ids = (encode_sources if has_source else encode_prompts)(run, [prompt])[0]
+    check_context(run, [ids], "prompt", 0 if has_source else max_new_tokens)
+    if has_source:
+        check_context(run, [[decoder_start_id(run)]], "output", max_new_tokens)
+    return ids
+
+
+def encode_prompts(run: Run, prompts: Sequence[Text]) -> list[list[int]]:
+    """Prompts of a decoder: texts with the special ids their tokenizer adds, id lists unchanged; bos if empty."""
+    return [row or [bos_id(run)] for row in encode_texts(run, prompts, "encode_prompt")]
+
+
+def encode_sources(run: Run, sources: Sequence[Text]) -> list[list[int]]:
+    """Inputs of an encoder: texts with the special ids their tokenizer adds, id lists unchanged; eos if empty."""
+    return [row or list(eos_ids(run)[:1]) or [0] for row in encode_texts(run, sources, "encode_source")]
+
+
+def encode_texts(run: Run, texts: Sequence[Text], method: str) -> list[list[int]]:
+    """Encode texts by a method of the tokenizer; id lists are checked and returned unchanged."""
+    if isinstance(texts, str):
+        raise UserError(f"expected a list of texts or of id lists, got the text {texts!r}: write [{texts!r}]")
+    if all(isinstance(text, str) for text in texts):
+        return getattr(require_tokenizer(run), method)(list(texts)) if texts else []
+    if any(isinstance(text, str) for text in texts):
+        return [encode_texts(run, [text], method)[0] for text in texts]
+    rows = [_as_integers(row, i) for i, row in enumerate(texts)]
+    _check_ids(run, rows)
+    return rows
+
+
+def _as_integers(row: object, i: int) -> list[int]:
+    try:
+        return [operator.index(token) for token in row]  # unlike int(), it refuses 1.5
+    except TypeError:
+        raise UserError(f"row {i} is neither a text nor a list of token ids: {row!r}") from None
+
+
+def _check_ids(run: Run, rows: list[list[int]]) -> None:
+    vocab_size = run.config.model.vocab_size
+    for i, row in enumerate(rows):
+        bad = [t for t in row if not 0 <= t < vocab_size]
+        if bad:
+            where = f"row {i} holds" if len(rows) > 1 else "holds"
+            raise UserError(f"{where} token id {bad[0]}, outside the vocabulary of {vocab_size}")
+
+
+# ---------------------------------------------------------------- tokenizer and special ids
+def require_tokenizer(run: Run) -> Tokenizer:
+    if run.tokenizer is None:
+        raise UserError("this model has no tokenizer: pass id lists instead of texts, and no stop texts")
+    return run.tokenizer
+
+
+def sampleable_vocab_size(run: Run) -> int:
+    """The ids below this may be sampled. A model's embedding may have more rows than its tokenizer has ids."""
+    return run.config.model.vocab_size if run.tokenizer is None else run.tokenizer.vocab_size
+
+
+def bos_id(run: Run) -> int:
+    return _require_id(special_ids(run.config.model, run.tokenizer).bos, "bos")
+
+
+def decoder_start_id(run: Run) -> int:
+    """The first token the decoder of an encoder-decoder reads."""
+    return _require_id(special_ids(run.config.model, run.tokenizer).start, "decoder_start")
+
+
+def eos_ids(run: Run) -> tuple[int, ...]:
+    """Tokens that end a text; empty if neither the model nor its tokenizer names one."""
+    return special_ids(run.config.model, run.tokenizer).eos
+
+
+def _require_id(id: int | None, name: str) -> int:
+    if id is None:
+        raise UserError(f"this model has no tokenizer and no model.special.{name}: pass non-empty id lists")
+    return id
+
+
+# ---------------------------------------------------------------- checks
+def check_decoder(run: Run, what: str) -> None:
+    if run.config.model.decoder is None:
+        raise UserError(f"{what}: an encoder-only model has no decoder; use forward or embed for its hidden states")
+
+
+def check_context(run: Run, rows: Sequence[Sequence[int]] | Array, what: str, num_new: int = 0) -> None:
+    """Raise if the longest row and `num_new` more tokens exceed the model's context."""
+    limit, longest = run.config.model.max_length, max((len(row) for row in rows), default=0)
+    if limit is None or longest + num_new <= limit:
+        return
+    new = f" and max_new_tokens={num_new}" if num_new else ""
+    fix = f"shorten the {what} or set max_new_tokens to at most {max(limit - longest, 0)}" if num_new else "shorten it"
+    raise UserError(f"{what} of {longest} tokens{new} exceed the model's context of {limit} tokens: {fix}")
+
+
+# ---------------------------------------------------------------- ids to text
+CONTEXT_TOKENS = 8  # at the end of the prompt, enough to decide on a space between it and the first new token
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+"""How tokenizers decode bytes that are not a whole character yet."""
+
+
+def new_text(run: Run, prompt_ids: Sequence[int], ids: Sequence[int]) -> str:
+    """The text that new tokens add to the text of the prompt."""
+    tokenizer = require_tokenizer(run)
+    if run.config.model.shape == "encoder-decoder":
+        return tokenizer.decode(ids)
+    # Decoded by themselves, the new tokens would lose a leading space with SentencePiece, and a character that the
+    # prompt began. So the text is the difference between with and without them.
+    before = [token for token in prompt_ids[-CONTEXT_TOKENS:] if token < tokenizer.vocab_size]
+    prompt, whole = tokenizer.decode(before), tokenizer.decode([*before, *ids])
+    return whole[len(prompt) :] if whole.startswith(prompt) else tokenizer.decode(ids)
+
+
+def find_stop(text: str, stops: Sequence[str]) -> int | None:
+    """Where the stop text that is complete first begins, or None.
+
+    The earliest end decides, not the earliest start: the result is then the same however many tokens are generated
+    between two checks.
+    """
+    ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
+    return min(ends)[1] if ends else None
+
+
+def settled_length(text: str, stops: Sequence[str]) -> int:
+    """How many characters stay whatever follows: no incomplete character and no beginning of a stop text at the end."""
+    complete = text.rstrip(INCOMPLETE)
+    partial_stops = [n for stop in stops for n in range(1, len(stop)) if complete.endswith(stop[:n])]
+    return len(complete) - max(partial_stops, default=0)
+
+
+def count_tokens_before(run: Run, prompt_ids: Sequence[int], ids: Sequence[int], end: int) -> int:
+    """How many of the new tokens have all their text before character `end`."""
+    return max(n for n in range(len(ids) + 1) if n == 0 or len(new_text(run, prompt_ids, ids[:n])) <= end)
