@@ -1,4 +1,7 @@
-"""Token cross-entropy as sums, so that micro-batches and hosts add up to the whole batch exactly."""
+"""Token cross-entropy as sums, so that micro-batches and hosts add up to the whole batch exactly.
+
+Training, evaluation and scoring share `head_loss`, which never holds the logits of a whole batch.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -6,7 +9,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 
 class LossSums(NamedTuple):
@@ -18,6 +21,20 @@ class LossSums(NamedTuple):
     weight: Float[Array, ""]
 
 
+class TokenLosses(NamedTuple):
+    """Per token, whatever its weight; not differentiable."""
+
+    nll_BT: Float[Array, "B T"]
+    correct_BT: Bool[Array, "B T"]  # whether the target has the largest logit
+
+
+class LossOptions(NamedTuple):
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+    num_chunks: int = 1
+    """Into how many parts the sequence is split; must divide its length."""
+
+
 def cross_entropy(
     logits_BTV: Float[Array, "B T V"],
     targets_BT: Int[Array, "B T"],
@@ -25,7 +42,7 @@ def cross_entropy(
     *,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
-) -> LossSums:
+) -> tuple[LossSums, TokenLosses]:
     """Label smoothing spreads its share evenly over all V (arXiv:1512.00567, section 7); z_loss is PaLM's."""
     logits_BTV = logits_BTV.astype(jnp.float32)
     log_z_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
@@ -36,67 +53,90 @@ def cross_entropy(
         loss_BT = (1 - label_smoothing) * nll_BT + label_smoothing * (log_z_BT - logits_BTV.mean(axis=-1))
     if z_loss:
         loss_BT = loss_BT + z_loss * jnp.square(log_z_BT)
-    # The target wins if it reaches the maximum: as argmax, without a second pass over V for indices.
+    # Reaching the maximum is what argmax would say, without a second pass over V for indices.
     correct_BT = target_BT >= jax.lax.stop_gradient(logits_BTV).max(axis=-1)
-    sums = (loss_BT, nll_BT, correct_BT, jnp.ones_like(loss_BT))
-    return LossSums(*(jnp.sum(term * weights_BT) for term in sums))
+    summands = (loss_BT, nll_BT, correct_BT, jnp.ones_like(loss_BT))
+    sums = LossSums(*(jnp.sum(each * weights_BT) for each in summands))
+    return sums, TokenLosses(jax.lax.stop_gradient(nll_BT), correct_BT)
 
 
-class LossOptions(NamedTuple):
-    label_smoothing: float = 0.0
-    z_loss: float = 0.0
-    num_chunks: int = 1
+def auto_chunks(num_rows: int, length: int, vocab_size: int) -> int:
+    """How many chunks keep logits small and matrix products large, for so many rows on one device."""
+    positions, chunks = max(num_rows, 1) * length, 1
+    # Below 1024 positions a product no longer keeps the device busy; below 4 Mi logits there is nothing to save.
+    while (
+        length % (2 * chunks) == 0
+        and positions // (2 * chunks) >= 1024
+        and positions // (2 * chunks) * vocab_size >= 2**22
+    ):
+        chunks *= 2
+    return chunks
+
+
+Head = Callable[[PyTree, Float[Array, "B T D"]], Float[Array, "B T V"]]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def head_loss(
-    head: Callable[[PyTree, Float[Array, "B T D"]], Float[Array, "B T V"]],
+    head: Head,
     options: LossOptions,
     params: PyTree,
     hidden_BTD: Float[Array, "B T D"],
     targets_BT: Int[Array, "B T"],
     weights_BT: Float[Array, "B T"],
-) -> LossSums:
+) -> tuple[LossSums, TokenLosses]:
     """`cross_entropy(head(params, hidden), ...)` with only T / num_chunks positions of logits in memory.
 
     The gradient is formed in the forward pass, chunk by chunk, so no logits are kept or computed twice. Only the
     `loss` of the sums is differentiable.
     """
-    chunks = _chunks(options.num_chunks, hidden_BTD, targets_BT, weights_BT)
-    return jax.tree.map(lambda a: a.sum(), jax.lax.map(lambda c: _sums(head, options, params, *c), chunks))
+    chunks = _split_chunks(options.num_chunks, hidden_BTD, targets_BT, weights_BT)
+    sums, tokens = jax.lax.map(lambda chunk: _chunk_loss(head, options, params, *chunk), chunks)
+    return _add_chunks(sums), _join_chunks(tokens)
 
 
-def _head_loss_forward(head, options: LossOptions, params, hidden_BTD, targets_BT, weights_BT):
-    def one_chunk(d_params, chunk):
-        loss = jax.value_and_grad(_loss_and_sums, argnums=(2, 3), has_aux=True)
-        (_, sums), (d_more, d_hidden) = loss(head, options, params, *chunk)
-        return jax.tree.map(jnp.add, d_params, d_more), (sums, d_hidden)
+def _head_loss_forward(head: Head, options: LossOptions, params, hidden_BTD, targets_BT, weights_BT):
+    def add_chunk(d_params, chunk):
+        loss = jax.value_and_grad(_differentiable_loss, argnums=(2, 3), has_aux=True)
+        (_, results), (d_more, d_hidden) = loss(head, options, params, *chunk)
+        return jax.tree.map(jnp.add, d_params, d_more), (results, d_hidden)
 
-    chunks = _chunks(options.num_chunks, hidden_BTD, targets_BT, weights_BT)
+    chunks = _split_chunks(options.num_chunks, hidden_BTD, targets_BT, weights_BT)
     zeros = jax.tree.map(jnp.zeros_like, params)
-    d_params, (sums, d_hidden) = jax.lax.scan(one_chunk, zeros, chunks)
-    d_hidden_BTD = jnp.moveaxis(d_hidden, 0, 1).reshape(hidden_BTD.shape)
-    return jax.tree.map(lambda a: a.sum(), sums), (d_params, d_hidden_BTD)
+    d_params, ((sums, tokens), d_hidden) = jax.lax.scan(add_chunk, zeros, chunks)
+    return (_add_chunks(sums), _join_chunks(tokens)), (d_params, _join_chunks(d_hidden))
 
 
-def _head_loss_backward(head, options: LossOptions, saved, cotangent: LossSums):
-    d_params, d_hidden_BTD = jax.tree.map(lambda a: (a * cotangent.loss).astype(a.dtype), saved)
+def _head_loss_backward(head: Head, options: LossOptions, saved, cotangents: tuple[LossSums, TokenLosses]):
+    scale = cotangents[0].loss
+    d_params, d_hidden_BTD = jax.tree.map(lambda a: (a * scale).astype(a.dtype), saved)
     return d_params, d_hidden_BTD, None, None
 
 
 head_loss.defvjp(_head_loss_forward, _head_loss_backward)
 
 
-def _loss_and_sums(head, options, params, hidden, targets, weights) -> tuple[Float[Array, ""], LossSums]:
-    sums = _sums(head, options, params, hidden, targets, weights)
-    return sums.loss, sums
+def _differentiable_loss(
+    head: Head, options: LossOptions, params, hidden, targets, weights
+) -> tuple[Float[Array, ""], tuple[LossSums, TokenLosses]]:
+    results = _chunk_loss(head, options, params, hidden, targets, weights)
+    return results[0].loss, results
 
 
-def _sums(head, options: LossOptions, params, hidden, targets, weights) -> LossSums:
+def _chunk_loss(head: Head, options: LossOptions, params, hidden, targets, weights) -> tuple[LossSums, TokenLosses]:
     smoothing, z_loss = options.label_smoothing, options.z_loss
     return cross_entropy(head(params, hidden), targets, weights, label_smoothing=smoothing, z_loss=z_loss)
 
 
-def _chunks(num_chunks: int, *arrays: Array) -> list[Array]:
-    """Split along T, which keeps the rows of a batch where they are when it is sharded."""
+def _split_chunks(num_chunks: int, *arrays: Array) -> list[Array]:
+    """Split along T: splitting along B would move rows between devices when the batch is sharded."""
     return [jnp.moveaxis(a.reshape(a.shape[0], num_chunks, -1, *a.shape[2:]), 1, 0) for a in arrays]
+
+
+def _join_chunks(chunks: PyTree) -> PyTree:
+    """The inverse of `_split_chunks`."""
+    return jax.tree.map(lambda a: jnp.moveaxis(a, 0, 1).reshape(a.shape[1], -1, *a.shape[3:]), chunks)
+
+
+def _add_chunks(sums: LossSums) -> LossSums:
+    return jax.tree.map(lambda a: a.sum(), sums)
