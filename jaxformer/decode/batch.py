@@ -30,7 +30,7 @@ from jaxformer.decode.generate import (
 from jaxformer.decode.settings import SamplingConfig, batched, used
 from jaxformer.decode.texts import decoder_start, eos_ids, num_drawable
 from jaxformer.layers import Transformer
-from jaxformer.ops.sampling import Settings
+from jaxformer.ops.sampling import SamplingParams
 from jaxformer.run import Run
 from jaxformer.sharding import RULES
 from jaxformer.typing import Array, Bool, Float, Int, Params, Tokens, tokens_from_ids
@@ -109,7 +109,7 @@ class Slots:
         self.rows: list[Row | None] = [None] * shape.rows
         self._state: State | None = None
         self._seen: HostView | None = None
-        self._settings: Settings | None = None
+        self._settings: SamplingParams | None = None
         self._used: frozenset[str] = frozenset()
 
     @property
@@ -217,7 +217,7 @@ class Slots:
             top_n=self.shape.top_n,
         )
 
-    def _batched(self, configs: list[SamplingConfig]) -> Settings:
+    def _batched(self, configs: list[SamplingConfig]) -> SamplingParams:
         return batched(configs, vocab_size=num_drawable(self.run), eos_ids=eos_ids(self.run), keep=self._used)
 
     def _idle_like(self, state: State) -> State:

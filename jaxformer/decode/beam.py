@@ -23,12 +23,14 @@ import numpy as np
 from jaxformer.decode.batch import IDLE, Row, bucket, on_mesh, padded_size, prompt_of, read_prompt
 from jaxformer.decode.cache import reordered, repeated
 from jaxformer.decode.generate import Prompt, Rows, token_step
-from jaxformer.decode.program import Options, for_rows, program
+from jaxformer.decode.program import Options, program
 from jaxformer.decode.settings import batched
 from jaxformer.decode.texts import eos_ids, num_drawable
 from jaxformer.layers import Transformer
-from jaxformer.ops.largest import top_k
-from jaxformer.ops.sampling import History, Settings, adjusted
+from jaxformer.ops.cpu import token_loop_options
+from jaxformer.ops.reductions import top_k
+from jaxformer.ops.sampling import History, SamplingParams, apply_shared_filters
+from jaxformer.ops.weights import is_quantized
 from jaxformer.run import Run
 from jaxformer.typing import Array, Bool, Float, Int, Params
 
@@ -91,7 +93,8 @@ def searched(run: Run, rows: Sequence[Row], search: BeamSearch) -> list[tuple[li
 def _search_options(
     model: Transformer, params: Params, rows: Rows, *args: object, search: BeamSearch, **kwargs: object
 ) -> Options:
-    return for_rows(rows.lengths_B.shape[0] * search.num_beams, params)
+    num_rows = rows.lengths_B.shape[0] * search.num_beams
+    return token_loop_options(model.runtime.platform, num_rows, is_quantized(params))
 
 
 @program(static=("model", "room", "search", "num_ends", "vocab_size"), options=_search_options)
@@ -101,7 +104,7 @@ def search_beams(
     rows: Rows,
     logits_BV: Float[Array, "B V"],
     prompt: Prompt,
-    settings: Settings,
+    settings: SamplingParams,
     *,
     room: int,
     search: BeamSearch,
@@ -158,7 +161,7 @@ class Candidates(NamedTuple):
 
 
 def _best(
-    beams: Beams, logits_RV: Float[Array, "R V"], *, prompt: Prompt, settings: Settings, vocab_size: int, num: int
+    beams: Beams, logits_RV: Float[Array, "R V"], *, prompt: Prompt, settings: SamplingParams, vocab_size: int, num: int
 ) -> Candidates:
     """Those of each beam first, then among them those of the request."""
     B, M, _ = beams.running_BMT.shape
@@ -167,7 +170,7 @@ def _best(
     if _filters(settings):
         lengths_R = jnp.asarray(prompt.lengths).repeat(M)
         history = History(_tokens(beams, prompt), lengths_R, lengths_R + beams.count)
-        filtered_RV = adjusted(logits_RV[:, :vocab_size] - log_z_R1, settings, history)
+        filtered_RV = apply_shared_filters(logits_RV[:, :vocab_size] - log_z_R1, settings, history)
         score_RK, token_RK = top_k(filtered_RV, min(num, vocab_size))
     else:  # without a pass over all scores
         score_RK, token_RK = top_k(logits_RV[:, :vocab_size], min(num, vocab_size))
@@ -179,7 +182,7 @@ def _best(
     return Candidates(score_BC, index_BC // score_BMK.shape[2], token_BC.astype(jnp.int32))
 
 
-def _filters(settings: Settings) -> bool:
+def _filters(settings: SamplingParams) -> bool:
     return any(value is not None for name, value in settings._asdict().items() if name not in ("eos", "max_new_tokens"))
 
 
@@ -193,7 +196,7 @@ def _tokens(beams: Beams, prompt: Prompt) -> Int[Array, "R C"]:
     return jnp.where(index_C < lengths_R1, read(ids_RP, jnp.broadcast_to(index_C, new_RC.shape)), new_RC)
 
 
-def _advanced(beams: Beams, best: Candidates, *, search: BeamSearch, settings: Settings) -> Beams:
+def _advanced(beams: Beams, best: Candidates, *, search: BeamSearch, settings: SamplingParams) -> Beams:
     """The beams one token longer."""
     B, M, _ = beams.running_BMT.shape
     score_BC, parent_BC, token_BC = best

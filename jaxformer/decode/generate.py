@@ -13,10 +13,12 @@ import jax.numpy as jnp
 from jax.nn import logsumexp
 
 from jaxformer.decode.cache import make_caches
-from jaxformer.decode.program import Options, for_rows, program
+from jaxformer.decode.program import Options, program
 from jaxformer.layers import Transformer
 from jaxformer.layers.block import LayerCache
-from jaxformer.ops.sampling import History, LogProbs, Settings, choose, log_probs
+from jaxformer.ops.cpu import token_loop_options
+from jaxformer.ops.sampling import History, SamplingParams, TokenLogProbs, sample_next, token_log_probs
+from jaxformer.ops.weights import is_quantized
 from jaxformer.typing import Array, Bool, Float, Int, Params, PyTree, Tokens
 
 
@@ -116,7 +118,7 @@ def first_state(
     rows: Rows,
     logits_BV: Float[Array, "B V"],
     prompt: Prompt,
-    settings: Settings,
+    settings: SamplingParams,
     seeds_B: Int[Array, " B"],
     active_B: Bool[Array, " B"],
     *,
@@ -160,7 +162,7 @@ def inserted(state: State, new: State, slots_N: Int[Array, " N"]) -> State:
 
 
 def _advance_options(model: Transformer, params: Params, state: State, *args: object, **kwargs: object) -> Options:
-    return for_rows(state.done_B.shape[0], params)
+    return token_loop_options(model.runtime.platform, state.done_B.shape[0], is_quantized(params))
 
 
 @program(static=("model", "vocab_size"), donate=("state",), options=_advance_options)
@@ -168,7 +170,7 @@ def advance(
     model: Transformer,
     params: Params,
     state: State,
-    settings: Settings,
+    settings: SamplingParams,
     max_steps: Int[Array, ""],
     until_done: Int[Array, ""],
     *,
@@ -209,7 +211,7 @@ def _with_caches(state: State, change: Callable[[Array], Array]) -> State:
     return state._replace(rows=state.rows._replace(caches=caches))
 
 
-def drawn(state: State, logits_BV: Float[Array, "B V"], settings: Settings, vocab_size: int) -> State:
+def drawn(state: State, logits_BV: Float[Array, "B V"], settings: SamplingParams, vocab_size: int) -> State:
     """One more token for every row that goes on.
 
     Ids from `vocab_size` on are never drawn: a model may have more rows in its table than its tokenizer has pieces.
@@ -217,7 +219,7 @@ def drawn(state: State, logits_BV: Float[Array, "B V"], settings: Settings, voca
     num_new_B = state.lengths_B - state.prompt_lengths_B
     keys = jax.vmap(lambda seed, n: jax.random.fold_in(jax.random.key(seed), n))(state.seeds_B, num_new_B)
     history = History(state.tokens_BC, state.prompt_lengths_B, state.lengths_B)
-    token_B = choose(logits_BV[:, :vocab_size], keys, settings, history)
+    token_B = sample_next(logits_BV[:, :vocab_size], keys, settings, history)
     rows_B = jnp.arange(token_B.shape[0])
     # Beyond the capacity nothing is written.
     place_B = jnp.where(state.done_B, state.tokens_BC.shape[1], state.lengths_B)
@@ -234,9 +236,9 @@ def drawn(state: State, logits_BV: Float[Array, "B V"], settings: Settings, voca
 
 def _model_log_probs(
     logits_BV: Float[Array, "B V"], token_B: Int[Array, " B"], top_n: int, vocab_size: int
-) -> LogProbs:
+) -> TokenLogProbs:
     """Of tokens that may be drawn, yet as likely as the model finds them among all it has rows for."""
     drawable_BV = logits_BV[:, :vocab_size].astype(jnp.float32)
-    found = log_probs(drawable_BV, token_B, top_n)
+    found = token_log_probs(drawable_BV, token_B, top_n)
     share_B = logsumexp(drawable_BV, axis=-1) - logsumexp(logits_BV.astype(jnp.float32), axis=-1)
-    return LogProbs(found.chosen + share_B, found.top + share_B[:, None], found.top_ids)
+    return TokenLogProbs(found.chosen + share_B, found.top + share_B[:, None], found.top_ids)

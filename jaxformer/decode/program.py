@@ -6,11 +6,7 @@ from typing import Any
 
 import jax
 
-from jaxformer.layers.forms import is_quantized
-from jaxformer.typing import Params
-
 Options = frozenset[tuple[str, str]]
-FEW_ROWS = 64
 
 
 def program(
@@ -40,12 +36,3 @@ def program(
         return call
 
     return decorate
-
-
-def for_rows(num_rows: int, params: Params) -> Options:
-    """What a loop over single tokens of so many rows is compiled with."""
-    # XLA's newer library for products on a CPU is slower than its older one where a matrix meets few rows, by a third
-    # at 8 and 32 rows, and faster from about 128 on. Only the newer one multiplies whole numbers.
-    if jax.default_backend() == "cpu" and num_rows <= FEW_ROWS and not is_quantized(params):
-        return frozenset({("xla_cpu_experimental_ynn_fusion_type", "")})
-    return frozenset()

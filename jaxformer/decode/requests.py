@@ -33,7 +33,7 @@ from jaxformer.decode.texts import (
 )
 from jaxformer.errors import UserError
 from jaxformer.layers import Transformer
-from jaxformer.ops.pooling import pooled
+from jaxformer.ops.reductions import pool
 from jaxformer.run import Run
 from jaxformer.typing import Array, Float, Int, Params, Tokens, tokens_from_ids
 
@@ -391,7 +391,7 @@ def embed(run: Run, texts: Sequence[Text], pooling: str = "mean", normalize: boo
 @program(static=("model", "pooling", "normalize"))
 def _embedded(model: Transformer, params: Params, tokens: Tokens, *, pooling: str, normalize: bool) -> Array:
     hidden_BTD = model.apply({"params": params}, tokens, method="hidden")
-    x_BD = pooled(hidden_BTD, tokens.segments, pooling).astype(jnp.float32)
+    x_BD = pool(hidden_BTD, tokens.segments, pooling).astype(jnp.float32)
     return x_BD / jnp.maximum(jnp.linalg.norm(x_BD, axis=-1, keepdims=True), 1e-12) if normalize else x_BD
 
 

@@ -1,4 +1,4 @@
-"""What a request may ask for: checked one by one, then batched into `ops.sampling.Settings`."""
+"""What a request may ask for: checked one by one, then batched into `ops.sampling.SamplingParams`."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxformer.errors import UserError
-from jaxformer.ops.sampling import LEAST_TEMPERATURE, Settings
+from jaxformer.ops.sampling import MIN_TEMPERATURE, SamplingParams
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class SamplingConfig:
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature < LEAST_TEMPERATURE
+        return self.temperature < MIN_TEMPERATURE
 
     def check_tokens(self, vocab_size: int) -> None:
         """Every token named is one of the vocabulary, and bans leave one."""
@@ -110,7 +110,7 @@ def used(config: SamplingConfig) -> frozenset[str]:
 
 def batched(
     rows: Sequence[SamplingConfig], *, vocab_size: int, eos_ids: Sequence[int] = (), keep: Set[str] = frozenset()
-) -> Settings:
+) -> SamplingParams:
     """One entry a row; a filter that none of them uses, and that is not to be kept, is none: it is not compiled."""
     for row in rows:
         row.check_tokens(vocab_size)
@@ -120,7 +120,7 @@ def batched(
     eos_BE = np.tile(np.array(eos_ids, np.int32), (len(rows), 1))
     bias_BV = _biases(rows, vocab_size) if "bias" in keep or any(row.bias for row in rows) else None
     banned_BV = _bans(rows, vocab_size) if "banned" in keep or any(row.banned for row in rows) else None
-    return Settings(**columns, eos=eos_BE, bias=bias_BV, banned=banned_BV)
+    return SamplingParams(**columns, eos=eos_BE, bias=bias_BV, banned=banned_BV)
 
 
 def _column(rows: Sequence[SamplingConfig], name: str, keep: bool) -> np.ndarray | None:

@@ -1,6 +1,7 @@
 """Everything an evaluation says about a run: held-out metrics, exact match, samples."""
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def evaluate(
     """
     directory = local_directory(path)
     run = load(directory)
-    run.config = apply_overrides(run.config, overrides)
+    run = replace(run, config=apply_overrides(run.config, overrides))
     run.config.check_data()
     if run.config.data.heldout is None:
         raise UserError('data.heldout is none: set it, such as data.heldout=\'{"kind":"text","paths":[...]}\'')

@@ -9,7 +9,7 @@ import optax
 from jaxformer.config import RunConfig
 from jaxformer.evaluate.heldout import eval_step as eval_step
 from jaxformer.layers import Transformer
-from jaxformer.ops.losses import LossOptions, LossSums, head_loss
+from jaxformer.ops.losses import LossOptions, LossSums, auto_chunks, head_loss
 from jaxformer.train.optim import make_schedule
 from jaxformer.train.state import TrainState
 from jaxformer.typing import Array, Float, Params, model_inputs
@@ -65,7 +65,7 @@ def gradient_sums(
         inputs = model_inputs(batch)
         hidden_BTD, router = model.apply({"params": params}, *inputs, key, method="hidden_and_router_loss")
         head_params = {name: params[name] for name in ("embedding", "head") if name in params}
-        sums = head_loss(head, options, head_params, hidden_BTD, batch["targets"], batch["weights"])
+        sums, _ = head_loss(head, options, head_params, hidden_BTD, batch["targets"], batch["weights"])
         if router is not None:
             sums = sums._replace(loss=sums.loss + router * sums.weight)
         return sums.loss, sums
@@ -90,15 +90,7 @@ def loss_chunks(config: RunConfig) -> int:
     if config.train.loss_chunks != "auto":
         return config.train.loss_chunks
     rows = config.data.batch_size // config.train.accumulate // jax.device_count()
-    positions = max(rows, 1) * config.data.length
-    chunks = 1
-    while (
-        config.data.length % (2 * chunks) == 0
-        and positions // (2 * chunks) >= 1024
-        and positions // (2 * chunks) * config.model.vocab_size >= 2**22
-    ):
-        chunks *= 2
-    return chunks
+    return auto_chunks(rows, config.data.length, config.model.vocab_size)
 
 
 def _micro_batches(batch: Batch, parts: int) -> Batch:
