@@ -47,8 +47,8 @@ class Context:
         """The tables of one layer; None if it has no rotary positions."""
         if not isinstance(attention.position, Rope):
             return None
-        wanted = (attention.position, attention.head_dim)
-        return next(tables for tables in self.rope if (tables.spec, tables.head_dim) == wanted)
+        by_spec = {(tables.spec, tables.head_dim): tables for tables in self.rope}
+        return by_spec[attention.position, attention.head_dim]
 
 
 class LayerCache(NamedTuple):

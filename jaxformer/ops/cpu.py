@@ -21,7 +21,7 @@ FINE_STEPS = 2 * INT8_MAX  # steps of the low part in one step of the high part
 # ---------------------------------------------------------------- products
 def flat_matmul(
     x: Float[Array, "*batch I"], kernel: Float[Array, "I *out"], dtype: jnp.dtype
-) -> Float[Array, "*batch *out"]:
+) -> Float[Array, "*batch_and_out"]:
     """The product as one of two matrices.
 
     XLA's CPU compiler copies both operands of a weight gradient that contracts batch and length as two dimensions.
