@@ -1,6 +1,7 @@
 """A trained model as a value: config, model, parameters, tokenizer; loaded from a run or a Hugging Face directory."""
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -14,41 +15,45 @@ from jaxformer.convert.hub import local_directory
 from jaxformer.data.tokenizer import Tokenizer, check_vocabulary, find_tokenizer
 from jaxformer.errors import UserError
 from jaxformer.layers import Runtime, Transformer, abstract_params
-from jaxformer.layers.forms import is_quantized, outputs_first, quantized
 from jaxformer.layers.partition import Partition, abstract_rows
-from jaxformer.layers.stack import unstacked
+from jaxformer.layers.stack import unstack_layers
+from jaxformer.ops.cpu import output_major_params, untie_head
+from jaxformer.ops.weights import is_quantized, quantize_params
 from jaxformer.rundir import RunDir
 from jaxformer.sharding import param_shardings
 from jaxformer.typing import Params, PyTree
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Run:
+    """Frozen, because decoding keeps weights derived from the parameters; use `dataclasses.replace` for a variant."""
+
     config: RunConfig
     model: Transformer
     params: Params
     tokenizer: Tokenizer | None
     step: int
     mesh: Mesh | None = None
-    """The devices the parameters are split over; none is one device."""
-
-    _decoding: tuple[bool, tuple[Transformer, Params]] | None = field(default=None, init=False, repr=False)
+    """The devices that the parameters are sharded over; None is a single device."""
+    _decoding: dict[bool, tuple[Transformer, Params]] = field(default_factory=dict, init=False, repr=False)
+    """By whether they are for a single row. At most one entry: each is a copy of the weights."""
 
     @property
     def decoding(self) -> tuple[Transformer, Params]:
-        """The model as decoding runs it, and its parameters layer by layer."""
-        return self._form(alone=False)
+        """The model and its parameters in the layout that decoding needs, one tree per layer."""
+        return self._decoding_weights(single_row=False)
 
     @property
     def decoding_alone(self) -> tuple[Transformer, Params]:
-        """The same for a single row; only the form asked for last is kept."""
-        return self._form(alone=jax.default_backend() == "cpu" and self.mesh is None and not is_quantized(self.params))
+        """The same for a batch of one row; only the layout used last is kept in memory."""
+        has_own_layout = self.model.runtime.platform == "cpu" and self.mesh is None and not is_quantized(self.params)
+        return self._decoding_weights(single_row=has_own_layout)
 
-    def _form(self, alone: bool) -> tuple[Transformer, Params]:
-        if self._decoding is None or self._decoding[0] != alone:
-            self._decoding = None  # before the next is made
-            self._decoding = (alone, for_decoding(self.model, self.params, alone))
-        return self._decoding[1]
+    def _decoding_weights(self, single_row: bool) -> tuple[Transformer, Params]:
+        if single_row not in self._decoding:
+            self._decoding.clear()  # first, so that two copies never exist at the same time
+            self._decoding[single_row] = decoding_weights(self.model, self.params, single_row)
+        return self._decoding[single_row]
 
 
 def load(
@@ -63,26 +68,24 @@ def load(
     """A run directory at its latest checkpoint or at `step`, a Hugging Face directory, or `hf://org/name`.
 
     Args:
-      mesh: devices to split the parameters over; none puts them on one.
-      dtype: of the parameters of a Hugging Face directory in memory; a run's are as they were trained.
-      weights: "int8" keeps matrices as whole numbers with a scale a channel: a quarter of the memory, for decoding.
-      cache: "int8" keeps the keys and values of decoding so.
+      mesh: devices to shard the parameters over; None puts them on a single device.
+      dtype: of the parameters of a Hugging Face directory in memory; those of a run stay as they were trained.
+      weights: "int8" quantizes matrices, with one scale per channel: a quarter of the memory, for decoding.
+      cache: "int8" quantizes the keys and values of decoding.
     """
     for name, value in (("weights", weights), ("cache", cache)):
         _check_int8(name, value)
     path = local_directory(path)
     run = _load_hugging_face(path, mesh, jnp.dtype(dtype)) if is_hugging_face(path) else _load_run(path, step, mesh)
-    run = replace(run, mesh=mesh)
     if cache is not None:
-        run.model = run.model.clone(runtime=replace(run.model.runtime, cache=cache))
+        run = replace(run, model=run.model.clone(runtime=replace(run.model.runtime, cache=cache)))
     return run if weights is None else quantized_run(run, weights)
 
 
 def quantized_run(run: Run, weights: str) -> Run:
-    """The run with its matrices as whole numbers, for decoding and evaluation."""
+    """The run with int8 weights, for decoding and evaluation."""
     _check_int8("weights", weights)
-    params = quantized(run.params, run.config.model, run.mesh)
-    return Run(run.config, run.model, params, run.tokenizer, run.step, run.mesh)
+    return replace(run, params=quantize_params(run.params, abstract_params(run.config.model)[1], run.mesh))
 
 
 def _check_int8(name: str, value: str | None) -> None:
@@ -90,19 +93,16 @@ def _check_int8(name: str, value: str | None) -> None:
         raise UserError(f"{name}={value!r}: must be 'int8' or none")
 
 
-def for_decoding(model: Transformer, params: Params, alone: bool) -> tuple[Transformer, Params]:
-    """The same function of tokens, in the form in which one token at a time runs best; `alone` is for a single row."""
-    if alone:
-        params = outputs_first(params, model.config)
-    params = jax.jit(unstacked)(params)
-    head = model.config.head
-    if jax.default_backend() != "cpu" or head is None or not head.tied or is_quantized(params):
+def decoding_weights(model: Transformer, params: Params, single_row: bool) -> tuple[Transformer, Params]:
+    """The same function of tokens, in the layout in which one token at a time is fastest."""
+    relayout = model.runtime.platform == "cpu" and not is_quantized(params)
+    if relayout and single_row:
+        params = output_major_params(params, abstract_params(model.config)[1])
+    params = jax.jit(partial(unstack_layers, config=model.config))(params)
+    if not relayout:
         return model, params
-    # A CPU multiplies few rows several times faster with a matrix than with its transpose, which the table would be.
-    config = model.config.model_copy(update={"head": head.model_copy(update={"tied": False})})
-    kernel_DV = jax.jit(jnp.transpose)(params["embedding"]["tokens"])
-    own = params.get("head", {}) | {"output": {"kernel": kernel_DV}}
-    return model.clone(config=config), params | {"head": own}
+    config, params = untie_head(model.config, params)
+    return model.clone(config=config), params
 
 
 def load_params(path: str | Path, abstract: PyTree, step: int | None = None) -> Params:
@@ -125,13 +125,7 @@ def _restore(run_dir: RunDir, abstract: PyTree, step: int | None) -> tuple[Param
 def _load_run(path: Path, step: int | None, mesh: Mesh | None) -> Run:
     config = RunDir(path).read_config()
     params, step = _restore(RunDir(path), _abstract(config.model, mesh), step)
-    return Run(
-        config,
-        Transformer(config.model, make_runtime(config.train, jax.local_devices()[0].platform)),
-        params,
-        find_tokenizer(path),
-        step,
-    )
+    return Run(config, _make_model(config, mesh), params, find_tokenizer(path), step, mesh)
 
 
 def _load_hugging_face(path: Path, mesh: Mesh | None, dtype: jnp.dtype) -> Run:
@@ -140,17 +134,16 @@ def _load_hugging_face(path: Path, mesh: Mesh | None, dtype: jnp.dtype) -> Run:
         check_vocabulary(tokenizer, files.model.vocab_size, f"'{path / 'config.json'}': vocab_size")
     config = RunConfig(model=files.model)
     params = files.params(_abstract(files.model, mesh, dtype))
-    return Run(
-        config,
-        Transformer(config.model, make_runtime(config.train, jax.local_devices()[0].platform)),
-        params,
-        tokenizer,
-        0,
-    )
+    return Run(config, _make_model(config, mesh), params, tokenizer, 0, mesh)
+
+
+def _make_model(config: RunConfig, mesh: Mesh | None) -> Transformer:
+    device = jax.local_devices()[0] if mesh is None else mesh.devices.flat[0]
+    return Transformer(config.model, make_runtime(config.train, device.platform))
 
 
 def _abstract(model: ModelConfig, mesh: Mesh | None, dtype: jnp.dtype | None = None) -> PyTree:
-    """What the parameters look like and where they go."""
+    """Shapes, dtypes and shardings of the parameters."""
     shapes, axes = abstract_params(model)
     if dtype is not None:
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), shapes)

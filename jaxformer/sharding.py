@@ -24,11 +24,13 @@ RULES: Mapping[str, tuple[str, ...]] = {
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
     "head_dim": (),
+    "state": ("fsdp",),  # inputs of a recurrent kernel
     "mlp": ("tensor",),
     "vocab": ("tensor",),
     "position": (),
     "norm": (),  # scales and biases of norms are too small to be worth gathering
     "expert": ("expert",),
+    "router": (),
     "layers": ("stage",),
 }
 

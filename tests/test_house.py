@@ -75,7 +75,7 @@ def test_the_command_line_starts_without_heavy_imports():
     assert result.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("file", sorted((PACKAGE / "ops").glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize("file", sorted((PACKAGE / "ops").rglob("*.py")), ids=lambda path: path.name)
 def test_ops_know_no_flax(file):
     assert not list(_imports(file, "flax"))
 

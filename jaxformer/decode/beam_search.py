@@ -34,8 +34,8 @@ from jaxformer.decode.slots import (
 from jaxformer.decode.text import eos_ids, new_text, sampleable_vocab_size
 from jaxformer.errors import UserError
 from jaxformer.layers import Transformer
-from jaxformer.ops.largest import top_k
-from jaxformer.ops.sampling import History, Settings, adjusted
+from jaxformer.ops.reductions import top_k
+from jaxformer.ops.sampling import History, SamplingParams, apply_shared_filters
 from jaxformer.run import Run
 from jaxformer.typing import Array, Bool, Float, Int, Params
 
@@ -159,7 +159,7 @@ def search_beams(
     model: Transformer,
     params: Params,
     prefilled: Prefilled,
-    settings: Settings,
+    settings: SamplingParams,
     *,
     config: BeamSearchConfig,
     capacity: int,
@@ -194,7 +194,7 @@ def search_beams(
     return end.finished_BMT, end.finished_score_BM
 
 
-def _start_beams(model_state: ModelState, settings: Settings, num_beams: int, capacity: int) -> Beams:
+def _start_beams(model_state: ModelState, settings: SamplingParams, num_beams: int, capacity: int) -> Beams:
     B, M = settings.max_new_tokens.shape[0], num_beams
     filler_B11 = settings.eos[:, :1, None] if settings.eos.shape[1] else jnp.zeros((B, 1, 1), jnp.int32)
     sequences_BMT = jnp.broadcast_to(filler_B11, (B, M, capacity)).astype(jnp.int32)
@@ -215,7 +215,7 @@ def _start_beams(model_state: ModelState, settings: Settings, num_beams: int, ca
 
 
 def _best_candidates(
-    beams: Beams, logits_RV: Float[Array, "R V"], *, prompt: Prompt, settings: Settings, vocab_size: int, num: int
+    beams: Beams, logits_RV: Float[Array, "R V"], *, prompt: Prompt, settings: SamplingParams, vocab_size: int, num: int
 ) -> Candidates:
     """The `num` best continuations of each request: first the best of each beam, then the best among those."""
     B, M, _ = beams.running_BMT.shape
@@ -224,7 +224,7 @@ def _best_candidates(
     if _has_filters(settings):
         lengths_R = jnp.asarray(prompt.lengths).repeat(M)
         history = History(_beam_tokens(beams, prompt), lengths_R, lengths_R + beams.count)
-        filtered_RV = adjusted(logits_RV[:, :vocab_size] - log_z_R1, settings, history)
+        filtered_RV = apply_shared_filters(logits_RV[:, :vocab_size] - log_z_R1, settings, history)
         score_RK, token_RK = top_k(filtered_RV, min(num, vocab_size))
     else:  # normalise only the K best, which saves a pass over the vocabulary
         score_RK, token_RK = top_k(logits_RV[:, :vocab_size], min(num, vocab_size))
@@ -236,7 +236,7 @@ def _best_candidates(
     return Candidates(score_BC, index_BC // score_BMK.shape[2], token_BC.astype(jnp.int32))
 
 
-def _has_filters(settings: Settings) -> bool:
+def _has_filters(settings: SamplingParams) -> bool:
     return any(value is not None for name, value in settings._asdict().items() if name not in ("eos", "max_new_tokens"))
 
 
@@ -250,7 +250,7 @@ def _beam_tokens(beams: Beams, prompt: Prompt) -> Int[Array, "R C"]:
     return jnp.where(index_C < lengths_R1, gather(ids_RP, jnp.broadcast_to(index_C, new_RC.shape)), new_RC)
 
 
-def _advance_beams(beams: Beams, best: Candidates, *, config: BeamSearchConfig, settings: Settings) -> Beams:
+def _advance_beams(beams: Beams, best: Candidates, *, config: BeamSearchConfig, settings: SamplingParams) -> Beams:
     """Beams with one more token, and the hypotheses that end with it."""
     B, M, _ = beams.running_BMT.shape
     score_BC, parent_BC, token_BC = best

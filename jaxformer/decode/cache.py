@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxformer.config import AttentionConfig, ModelConfig, RecurrentConfig
 from jaxformer.layers.attention import KeysValues
 from jaxformer.layers.block import LayerCache
-from jaxformer.layers.runtime import Runtime
+from jaxformer.layers.linear import Runtime
 from jaxformer.ops.masks import Mask
 from jaxformer.ops.recurrence import RecurrentState, empty_state
 from jaxformer.sharding import constrain

@@ -18,8 +18,9 @@ from jax.nn import logsumexp
 from jaxformer.decode.cache import make_caches
 from jaxformer.layers import Transformer
 from jaxformer.layers.block import LayerCache
-from jaxformer.layers.forms import is_quantized
-from jaxformer.ops.sampling import History, LogProbs, Settings, choose, log_probs
+from jaxformer.ops.cpu import token_loop_options
+from jaxformer.ops.sampling import History, NextTokenLogProbs, SamplingParams, sample_next, token_log_probs
+from jaxformer.ops.weights import is_quantized
 from jaxformer.typing import Array, Bool, Float, Int, Params, PyTree, Tokens
 
 
@@ -50,7 +51,7 @@ class Prefilled(NamedTuple):
 class RequestArrays(NamedTuple):
     """The requests of a batch as arrays."""
 
-    settings: Settings
+    settings: SamplingParams
     seeds_B: Int[Array, " B"]
     active_B: Bool[Array, " B"]  # false for rows that only pad the batch
 
@@ -166,7 +167,7 @@ def start_decode(
         seeds_B=requests.seeds_B,
         log_probs=token_log_probs,
     )
-    return sample_next(state, logits_BV, requests.settings, vocab_size)
+    return sample_tokens(state, logits_BV, requests.settings, vocab_size)
 
 
 @partial(jax.jit, donate_argnames="state")
@@ -182,9 +183,6 @@ def insert_rows(state: DecodeState, new: DecodeState, rows_N: Int[Array, " N"]) 
 
 
 # ---------------------------------------------------------------- the loop over tokens
-SMALL_BATCH = 64  # rows
-
-
 def jit_token_loop(
     num_rows: Callable[..., int], static: tuple[str, ...], donate: tuple[str, ...] = ()
 ) -> Callable[[Callable], Callable]:
@@ -202,8 +200,8 @@ def jit_token_loop(
             )
 
         def jit_for(model: Transformer, params: Params, *args: Any, **kwargs: Any) -> Any:
-            is_small = num_rows(*args, **kwargs) <= SMALL_BATCH
-            return jit_with(_small_batch_options(model, params) if is_small else frozenset())
+            rows = num_rows(*args, **kwargs)
+            return jit_with(token_loop_options(model.runtime.platform, rows, is_quantized(params)))
 
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -215,20 +213,12 @@ def jit_token_loop(
     return decorate
 
 
-def _small_batch_options(model: Transformer, params: Params) -> frozenset[tuple[str, str]]:
-    # XLA's newer matmul library for CPUs (YNNPACK) is slower than the older one for few rows, by a third at 8 and 32
-    # rows, and faster from about 128 rows on. Only the newer one has int8 matmuls.
-    if model.runtime.platform == "cpu" and not is_quantized(params):
-        return frozenset({("xla_cpu_experimental_ynn_fusion_type", "")})
-    return frozenset()
-
-
 @jit_token_loop(lambda state, *args, **kwargs: state.done_B.shape[0], static=("model", "vocab_size"), donate=("state",))
 def advance(
     model: Transformer,
     params: Params,
     state: DecodeState,
-    settings: Settings,
+    settings: SamplingParams,
     max_steps: Int[Array, ""],
     until_done: Int[Array, ""],
     *,
@@ -248,7 +238,7 @@ def advance(
         # beyond it, and attention never reads it.
         lengths_B = jnp.where(state.done_B, state.model_state.lengths_B, model_state.lengths_B)
         state = state._replace(model_state=model_state._replace(lengths_B=lengths_B))
-        return _squeeze_single_row(sample_next(state, logits_BV, settings, vocab_size)), count + 1
+        return _squeeze_single_row(sample_tokens(state, logits_BV, settings, vocab_size)), count + 1
 
     start = (_squeeze_single_row(state), jnp.zeros((), jnp.int32))
     return _unsqueeze_single_row(jax.lax.while_loop(is_unfinished, one_token, start)[0])
@@ -272,7 +262,9 @@ def _map_caches(state: DecodeState, change: Callable[[Array], Array]) -> DecodeS
     return state._replace(model_state=state.model_state._replace(caches=caches))
 
 
-def sample_next(state: DecodeState, logits_BV: Float[Array, "B V"], settings: Settings, vocab_size: int) -> DecodeState:
+def sample_tokens(
+    state: DecodeState, logits_BV: Float[Array, "B V"], settings: SamplingParams, vocab_size: int
+) -> DecodeState:
     """Sample one token for every row that is not done, and append it.
 
     Ids from `vocab_size` on are never sampled: the embedding of a model may have more rows than its tokenizer has ids.
@@ -281,7 +273,7 @@ def sample_next(state: DecodeState, logits_BV: Float[Array, "B V"], settings: Se
     # A key of the row's seed and its own token count alone: neither batch nor slot changes what a request samples.
     keys = jax.vmap(lambda seed, n: jax.random.fold_in(jax.random.key(seed), n))(state.seeds_B, num_new_B)
     history = History(state.tokens_BC, state.prompt_lengths_B, state.lengths_B)
-    token_B = choose(logits_BV[:, :vocab_size], keys, settings, history)
+    token_B = sample_next(logits_BV[:, :vocab_size], keys, settings, history)
     rows_B = jnp.arange(token_B.shape[0])
     # Finished rows write at an index beyond the capacity, which `mode="drop"` ignores.
     index_B = jnp.where(state.done_B, state.tokens_BC.shape[1], state.lengths_B)
@@ -300,11 +292,11 @@ def sample_next(state: DecodeState, logits_BV: Float[Array, "B V"], settings: Se
 
 def _token_log_probs(
     logits_BV: Float[Array, "B V"], token_B: Int[Array, " B"], top_n: int, vocab_size: int
-) -> LogProbs:
+) -> NextTokenLogProbs:
     """Log-probabilities of sampleable ids, normalised over the full vocabulary as `score` does."""
     sampleable_BV = logits_BV[:, :vocab_size].astype(jnp.float32)
-    among_sampleable = log_probs(sampleable_BV, token_B, top_n)
+    among_sampleable = token_log_probs(sampleable_BV, token_B, top_n)
     share_B = logsumexp(sampleable_BV, axis=-1) - logsumexp(logits_BV.astype(jnp.float32), axis=-1)
-    return LogProbs(
+    return NextTokenLogProbs(
         among_sampleable.chosen + share_B, among_sampleable.top + share_B[:, None], among_sampleable.top_ids
     )

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxformer.errors import UserError
-from jaxformer.ops.sampling import LEAST_TEMPERATURE, Settings
+from jaxformer.ops.sampling import MIN_TEMPERATURE, SamplingParams
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class SamplingConfig:
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature < LEAST_TEMPERATURE
+        return self.temperature < MIN_TEMPERATURE
 
     def check_tokens(self, vocab_size: int) -> None:
         """Raise for a token id outside the vocabulary, or if every id is banned."""
@@ -136,7 +136,7 @@ def active_settings(config: SamplingConfig) -> frozenset[str]:
 
 def batch_settings(
     configs: Sequence[SamplingConfig], *, vocab_size: int, eos_ids: Sequence[int] = (), keep: Set[str] = frozenset()
-) -> Settings:
+) -> SamplingParams:
     """One entry per row. A setting that no row uses is None unless `keep` names it, and is then not compiled.
 
     Args:
@@ -150,7 +150,7 @@ def batch_settings(
     eos_BE = np.tile(np.array(eos_ids, np.int32), (len(configs), 1))
     bias_BV = _bias_table(configs, vocab_size) if "bias" in keep or any(c.bias for c in configs) else None
     banned_BV = _banned_table(configs, vocab_size) if "banned" in keep or any(c.banned for c in configs) else None
-    return Settings(**columns, eos=eos_BE, bias=bias_BV, banned=banned_BV)
+    return SamplingParams(**columns, eos=eos_BE, bias=bias_BV, banned=banned_BV)
 
 
 def _column(configs: Sequence[SamplingConfig], name: str, keep: bool) -> np.ndarray | None:

@@ -22,7 +22,7 @@ from jaxformer.errors import UserError
 from jaxformer.layers import Transformer
 from jaxformer.objectives.base import token_loss
 from jaxformer.ops.losses import LossOptions, auto_chunks
-from jaxformer.ops.pooling import pooled
+from jaxformer.ops.reductions import pool
 from jaxformer.run import Run
 from jaxformer.typing import Array, Batch, Float, Int, Params, Tokens, tokens_from_ids
 
@@ -179,5 +179,5 @@ def embed(run: Run, texts: Sequence[Text], pooling: str = "mean", normalize: boo
 @partial(jax.jit, static_argnames=("model", "pooling", "normalize"))
 def _embed(model: Transformer, params: Params, tokens: Tokens, *, pooling: str, normalize: bool) -> Array:
     hidden_BTD = model.apply({"params": params}, tokens, method="hidden")
-    x_BD = pooled(hidden_BTD, tokens.segments, pooling).astype(jnp.float32)
+    x_BD = pool(hidden_BTD, tokens.segments, pooling).astype(jnp.float32)
     return x_BD / jnp.maximum(jnp.linalg.norm(x_BD, axis=-1, keepdims=True), 1e-12) if normalize else x_BD

@@ -31,7 +31,7 @@ from jaxformer.decode.loop import (
 from jaxformer.decode.sampling import SamplingConfig, active_settings, batch_settings
 from jaxformer.decode.text import decoder_start_id, eos_ids, sampleable_vocab_size
 from jaxformer.layers import Transformer
-from jaxformer.ops.sampling import Settings
+from jaxformer.ops.sampling import SamplingParams
 from jaxformer.run import Run
 from jaxformer.sharding import RULES
 from jaxformer.typing import Array, Bool, Float, Int, Params, Tokens, tokens_from_ids
@@ -117,7 +117,7 @@ class Slots:
         self.requests: list[DecodeRequest | None] = [None] * shape.num_slots
         self._state: DecodeState | None = None
         self._host_copy: _HostCopy | None = None
-        self._settings: Settings | None = None
+        self._settings: SamplingParams | None = None
         self._active_settings: frozenset[str] = frozenset()
 
     @property
@@ -233,7 +233,7 @@ class Slots:
             top_n=self.shape.top_n,
         )
 
-    def _batch_settings(self, configs: list[SamplingConfig]) -> Settings:
+    def _batch_settings(self, configs: list[SamplingConfig]) -> SamplingParams:
         return batch_settings(
             configs, vocab_size=sampleable_vocab_size(self.run), eos_ids=eos_ids(self.run), keep=self._active_settings
         )

@@ -1,21 +1,21 @@
-"""One layer: attention, cross-attention if the block has it, MLP, each with its norms and residual."""
+"""One layer: self-attention, cross-attention if the block has it, and MLP, each with its norms and residual."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import jax
 from flax import linen as nn
 
-from jaxformer.config import AttentionConfig, BlockConfig, InitConfig
+from jaxformer.config import AttentionConfig, BlockConfig, InitConfig, Rope
 from jaxformer.layers.attention import Attention, Cache, KeysValues
+from jaxformer.layers.linear import Norm, Runtime
 from jaxformer.layers.mlp import Mlp
 from jaxformer.layers.moe import Moe
-from jaxformer.layers.norm import Norm
-from jaxformer.layers.runtime import Runtime
 from jaxformer.ops.biases import Bias
-from jaxformer.ops.dropout import dropout, split_key
+from jaxformer.ops.elementwise import dropout, split_key
 from jaxformer.ops.masks import Mask
+from jaxformer.ops.positions import RopeTables, rope_tables
 from jaxformer.sharding import constrain
 from jaxformer.typing import Array, Float, Int
 
@@ -23,7 +23,7 @@ from jaxformer.typing import Array, Float, Int
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Context:
-    """What all layers of a stack share about the rows they work on."""
+    """What all layers of a stack share about the tokens they process."""
 
     positions_BT: Int[Array, "B T"]
     segments_BT: Int[Array, "B T"]
@@ -34,6 +34,21 @@ class Context:
     """With caches: the index of the first of the T tokens in its row."""
     bias: Bias | None = None
     """Of all self-attention in the stack."""
+    rope: tuple[RopeTables, ...] = ()
+    """One for every distinct rotary encoding in the stack."""
+
+    def with_rope(self, blocks: Sequence[BlockConfig]) -> "Context":
+        """Add the tables of these blocks: once per forward pass, because cosines are too expensive for every layer."""
+        specs = dict.fromkeys((block.attention.position, block.attention.head_dim) for block in blocks)
+        tables = (rope_tables(self.positions_BT, *each) for each in specs if isinstance(each[0], Rope))
+        return replace(self, rope=tuple(tables))
+
+    def rope_of(self, attention: AttentionConfig) -> RopeTables | None:
+        """The tables of one layer; None if it has no rotary positions."""
+        if not isinstance(attention.position, Rope):
+            return None
+        by_spec = {(tables.spec, tables.head_dim): tables for tables in self.rope}
+        return by_spec[attention.position, attention.head_dim]
 
 
 class LayerCache(NamedTuple):
@@ -46,7 +61,7 @@ class LayerCache(NamedTuple):
 class BlockResult(NamedTuple):
     x_BTD: Float[Array, "B T D"]
     cache: LayerCache | None
-    router_loss: Float[Array, ""] | None  # none without experts
+    router_loss: Float[Array, ""] | None  # None without experts
 
 
 class Block(nn.Module):
@@ -59,80 +74,86 @@ class Block(nn.Module):
     def setup(self) -> None:
         cfg = self.config
         shared = (self.embed_dim, self.init_config.kernel, self.output_scale, self.runtime)
+        has_cross, is_sandwich = cfg.cross_attention is not None, cfg.placement == "sandwich"
         self.attention = Attention(cfg.attention, *shared, self._query_scale(cfg.attention))
-        self.mlp = (Moe if cfg.mlp.kind == "moe" else Mlp)(cfg.mlp, *shared)
-        self.mlp_norm = Norm(cfg.norm)
-        if cfg.attention_norm:
-            self.attention_norm = Norm(cfg.norm)
-        if cfg.cross_attention is not None:
+        self.attention_norm = Norm(cfg.norm) if cfg.attention_norm else None
+        self.attention_post_norm = Norm(cfg.norm) if is_sandwich else None
+        if has_cross:
             self.cross_attention = Attention(cfg.cross_attention, *shared, self._query_scale(cfg.cross_attention))
             self.cross_attention_norm = Norm(cfg.norm)
-        if cfg.placement == "sandwich":
-            self.attention_post_norm, self.mlp_post_norm = Norm(cfg.norm), Norm(cfg.norm)
-            if cfg.cross_attention is not None:
-                self.cross_attention_post_norm = Norm(cfg.norm)
-
-    def _query_scale(self, attention: AttentionConfig) -> float:
-        return attention.head_dim**-0.5 if self.init_config.scaled_queries else 1.0
-
-    def cross_keys_values(self, source_BSD: jax.Array) -> KeysValues:
-        return self.cross_attention.keys_values(source_BSD)
+            self.cross_attention_post_norm = Norm(cfg.norm) if is_sandwich else None
+        self.mlp = (Moe if cfg.mlp.kind == "moe" else Mlp)(cfg.mlp, *shared)
+        self.mlp_norm = Norm(cfg.norm)
+        self.mlp_post_norm = Norm(cfg.norm) if is_sandwich else None
 
     def __call__(
         self, x_BTD: jax.Array, context: Context, cache: LayerCache | None = None, key: jax.Array | None = None
     ) -> BlockResult:
-        keys = split_key(key, 5)
-        router_loss = None
+        attention_key, attention_drop_key, cross_key, cross_drop_key, mlp_drop_key = split_key(key, 5)
 
-        def self_attention(h_BTD):
-            nonlocal cache
-            kv = self.attention.keys_values(h_BTD, context.positions_BT)
-            kv, mask, cache = self._extended(kv, context, cache)
-            return self.attention(h_BTD, kv, mask, context.positions_BT, context.bias, keys[0])
+        h_BTD = self._normalize_input(x_BTD, self.attention_norm)
+        y_BTD, cache = self._self_attention(h_BTD, context, cache, attention_key)
+        x_BTD = self._add(x_BTD, y_BTD, self.attention_norm, self.attention_post_norm, attention_drop_key)
 
-        def cross_attention(h_BTD):
-            kv = self.cross_keys_values(context.source_BSD) if cache is None else cache.cross
-            # Several rows may read one source, as beams do: they are then so many queries of one row.
-            num_sources = kv.k_BKSH.shape[0]
-            segments = context.segments_BT.reshape(num_sources, -1)
-            mask = Mask(q_segments=segments, kv_segments=context.source_segments_BS)
-            folded = h_BTD.reshape(num_sources, -1, h_BTD.shape[-1])
-            return self.cross_attention(folded, kv, mask, key=keys[2]).reshape(h_BTD.shape)
-
-        def feed_forward(h_BTD):
-            nonlocal router_loss
-            if self.config.mlp.kind == "mlp":
-                return self.mlp(h_BTD)
-            y_BTD, router_loss = self.mlp(h_BTD, context.segments_BT)
-            return y_BTD
-
-        x_BTD = self._residual(x_BTD, self_attention, "attention", keys[1])
         if self.config.cross_attention is not None:
-            x_BTD = self._residual(x_BTD, cross_attention, "cross_attention", keys[3])
-        x_BTD = self._residual(x_BTD, feed_forward, "mlp", keys[4])
+            h_BTD = self._normalize_input(x_BTD, self.cross_attention_norm)
+            y_BTD = self._cross_attention(h_BTD, context, cache, cross_key)
+            x_BTD = self._add(x_BTD, y_BTD, self.cross_attention_norm, self.cross_attention_post_norm, cross_drop_key)
+
+        h_BTD = self._normalize_input(x_BTD, self.mlp_norm)
+        y_BTD, router_loss = self._feed_forward(h_BTD, context)
+        x_BTD = self._add(x_BTD, y_BTD, self.mlp_norm, self.mlp_post_norm, mlp_drop_key)
+
         return BlockResult(constrain(x_BTD, "batch", "length", None), cache, router_loss)
 
-    def _extended(
-        self, kv: KeysValues, context: Context, cache: LayerCache | None
-    ) -> tuple[KeysValues, Mask, LayerCache | None]:
-        """All keys and values the tokens may see: their own, after those in the cache if there is one."""
-        cfg = self.config.attention
-        if cache is None:
-            segments = context.segments_BT
-            return kv, Mask(cfg.causal, cfg.window, q_segments=segments, kv_segments=segments), None
-        lengths_B = (context.segments_BT != 0).sum(axis=1)
-        store, kv, mask = cache.attention.extend(kv, context.start_B, lengths_B, cfg.window)
-        return kv, mask, cache._replace(attention=store)
+    def cross_keys_values(self, source_BSD: jax.Array) -> KeysValues:
+        return self.cross_attention.keys_values(source_BSD)
 
-    def _residual(
-        self, x_BTD: jax.Array, layer: Callable[[jax.Array], jax.Array], name: str, key: jax.Array | None
+    # ---------------------------------------------------------------- sub-layers
+    def _self_attention(
+        self, h_BTD: jax.Array, context: Context, cache: LayerCache | None, key: jax.Array | None
+    ) -> tuple[jax.Array, LayerCache | None]:
+        cfg, segments = self.config.attention, context.segments_BT
+        rope = context.rope_of(cfg)
+        kv = self.attention.keys_values(h_BTD, rope)
+        if cache is None:
+            mask = Mask(cfg.causal, cfg.window, q_segments=segments, kv_segments=segments)
+        else:
+            lengths_B = (segments != 0).sum(axis=1)
+            store, kv, mask = cache.attention.extend(kv, context.start_B, lengths_B, cfg.window)
+            cache = cache._replace(attention=store)
+        return self.attention(h_BTD, kv, mask, rope, context.bias, key), cache
+
+    def _cross_attention(
+        self, h_BTD: jax.Array, context: Context, cache: LayerCache | None, key: jax.Array | None
     ) -> jax.Array:
-        """x plus what the sub-layer adds, normalised where the placement says."""
-        rate = self.config.dropout
-        norm = getattr(self, f"{name}_norm") if name != "attention" or self.config.attention_norm else lambda x: x
-        if self.config.placement == "post":
-            return norm(x_BTD + dropout(layer(x_BTD), rate, key))
-        y_BTD = layer(norm(x_BTD))
-        if self.config.placement == "sandwich":
-            y_BTD = getattr(self, f"{name}_post_norm")(y_BTD)
-        return x_BTD + dropout(y_BTD, rate, key)
+        kv = self.cross_keys_values(context.source_BSD) if cache is None else cache.cross
+        # Several rows may share one source, as beams do: they are folded into more queries of one row, so that the
+        # keys and values of the source need not be repeated.
+        num_sources = kv.k_BKSH.shape[0]
+        segments = context.segments_BT.reshape(num_sources, -1)
+        mask = Mask(q_segments=segments, kv_segments=context.source_segments_BS)
+        folded = h_BTD.reshape(num_sources, -1, h_BTD.shape[-1])
+        return self.cross_attention(folded, kv, mask, key=key).reshape(h_BTD.shape)
+
+    def _feed_forward(self, h_BTD: jax.Array, context: Context) -> tuple[jax.Array, jax.Array | None]:
+        if self.config.mlp.kind == "mlp":
+            return self.mlp(h_BTD), None
+        return self.mlp(h_BTD, context.segments_BT)
+
+    # ---------------------------------------------------------------- norms and residuals
+    def _normalize_input(self, x_BTD: jax.Array, norm: Norm | None) -> jax.Array:
+        """Pre-norm and sandwich blocks normalise what a sub-layer reads."""
+        return x_BTD if norm is None or self.config.placement == "post" else norm(x_BTD)
+
+    def _add(
+        self, x_BTD: jax.Array, y_BTD: jax.Array, norm: Norm | None, post_norm: Norm | None, key: jax.Array | None
+    ) -> jax.Array:
+        """Add a sub-layer's output to the residual stream; post-norm blocks normalise the sum."""
+        if post_norm is not None:
+            y_BTD = post_norm(y_BTD)
+        x_BTD = x_BTD + dropout(y_BTD, self.config.dropout, key)
+        return norm(x_BTD) if norm is not None and self.config.placement == "post" else x_BTD
+
+    def _query_scale(self, attention: AttentionConfig) -> float:
+        return attention.head_dim**-0.5 if self.init_config.scaled_queries else 1.0

@@ -1,69 +1,92 @@
-"""The one projection layer: it owns kernel, bias, their dtypes and logical axes."""
+"""What every layer is built from: how a model runs, the one linear layer, and norms.
 
-import re
-from typing import Any
+They own parameters, dtypes and logical axes. A matrix may be stored in another representation than a plain array
+(`ops.weights`); the layers only see the `Weight` protocol.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxformer.config import Init
+from jaxformer.config import Init, NormConfig
 from jaxformer.layers.initializers import initializer
-from jaxformer.ops.quantized import Int8Matrix, matmul
-from jaxformer.ops.transposed import OutputsFirst, product
+from jaxformer.ops.norms import layer_norm, rms_norm
+from jaxformer.ops.weights import Dense, DenseTable, Weight
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """How a model runs, as opposed to what it is: nothing here changes a parameter's name or shape."""
+
+    dtype: Any = jnp.float32
+    remat: Literal["none", "full", "dots"] = "none"
+    unroll: int | Literal["all"] = 1
+    attention: str = "auto"
+    platform: str = "cpu"
+    """What the program runs on: "cpu", "gpu" or "tpu"; the devices may exist only as a topology description."""
+    cache: Literal["dtype", "int8"] = "dtype"
+    """How decoding stores keys and values: in `dtype`, or as int8 with one scale per vector."""
 
 
 class Linear(nn.Module):
-    """`einsum(equation, x, kernel) + bias`, such as `'BTD,DNH->BTNH'`."""
+    """Contracts the last `num_in` dimensions of x with the first ones of the kernel, then adds a bias."""
 
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
     kernel_init: Init
+    runtime: Runtime
     num_in: int = 1
-    """How many leading dimensions of the kernel are contracted."""
     init_scale: float = 1.0
     bias: bool = False
-    dtype: Any = jnp.float32
+    dtype: Any = None
+    """Of the product; None means the runtime's."""
     out_dtype: Any = None
-    """Of the sum of products, before any bias; none means `dtype`."""
+    """Of the sum of products, before any bias; None means `dtype`."""
 
     @nn.compact
-    def __call__(self, equation: str, x: jax.Array) -> jax.Array:
-        x, matrix = x.astype(self.dtype), stored_matrix(self, "kernel")
-        if matrix is not None:
-            y = self._stored_product(equation, x, matrix)
-        else:
-            draw = initializer(self.kernel_init, self.num_in, self.init_scale)
-            kernel = self.param("kernel", nn.with_logical_partitioning(draw, self.axes), self.shape)
-            y = self._product(equation, x, kernel.astype(self.dtype))
+    def __call__(self, x: jax.Array) -> jax.Array:
+        dtype = self.runtime.dtype if self.dtype is None else self.dtype
+        draw = nn.with_logical_partitioning(initializer(self.kernel_init, self.num_in, self.init_scale), self.axes)
+        kernel = weight_param(self, "kernel", draw, self.shape)
+        out_dtype = dtype if self.out_dtype is None else self.out_dtype
+        y = kernel.matmul(x.astype(dtype), self.num_in, out_dtype, self.runtime.platform)
         if self.bias:
             zeros = nn.with_logical_partitioning(nn.initializers.zeros, self.axes[self.num_in :])
-            y = y + self.param("bias", zeros, self.shape[self.num_in :]).astype(self.dtype)
+            y = y + self.param("bias", zeros, self.shape[self.num_in :]).astype(dtype)
         return y
 
-    def _product(self, equation: str, x: jax.Array, kernel: jax.Array) -> jax.Array:
-        if self.num_in > 1:
-            # As one dimension: XLA might otherwise transpose the kernel to suit the order in which x was made.
-            x = x.reshape(*x.shape[: -self.num_in], -1)
-            kernel = kernel.reshape(-1, *kernel.shape[self.num_in :])
-            inputs, weights, outputs = re.split(",|->", equation)
-            equation = f"{inputs[: 1 - self.num_in]},{inputs[-self.num_in]}{weights[self.num_in :]}->{outputs}"
-        return jnp.einsum(equation, x, kernel, preferred_element_type=self.out_dtype)
 
-    def _stored_product(self, equation: str, x: jax.Array, matrix: Int8Matrix | OutputsFirst) -> jax.Array:
-        inputs, kernel, outputs = re.split(",|->", equation)
-        natural, dtype = inputs[: -self.num_in] + kernel[self.num_in :], self.out_dtype or self.dtype
-        if isinstance(matrix, OutputsFirst):
-            y = product(x, matrix, self.num_in, dtype)
-            y = y.reshape(*y.shape[:-1], *self.shape[self.num_in :])
-        else:
-            y = matmul(x, matrix, dtype)
-        return y if natural == outputs else jnp.einsum(f"{natural}->{outputs}", y)
+def weight_param(
+    module: nn.Module,
+    name: str,
+    init: Callable[..., Any],
+    shape: tuple[int, ...],
+    plain: type[Dense] | type[DenseTable] = Dense,
+) -> Weight:
+    """A module's parameter in whatever representation it is stored, or newly initialised as a plain array."""
+    stored = module.get_variable("params", name) if module.has_variable("params", name) else None
+    # Flax compares the shape of a stored parameter with that of its initialiser, which only holds for plain arrays.
+    return stored if isinstance(stored, Weight) else plain(module.param(name, init, shape))
 
 
-def stored_matrix(module: nn.Module, name: str) -> Int8Matrix | OutputsFirst | None:
-    """The module's parameter if it has a form for decoding; none if it is a plain array, or not there yet."""
-    if not module.has_variable("params", name):
-        return None
-    stored = module.get_variable("params", name)
-    return stored if isinstance(stored, Int8Matrix | OutputsFirst) else None
+class Norm(nn.Module):
+    """LayerNorm or RMSNorm over the last dimension."""
+
+    config: NormConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        shape, offset = x.shape[-1:], self.config.unit_offset
+        start = nn.initializers.zeros if offset else nn.initializers.ones
+        scale = self.param("scale", nn.with_logical_partitioning(start, ("norm",)), shape)
+        scale = 1.0 + scale if offset else scale
+        if self.config.kind == "rms":
+            return rms_norm(x, scale, self.config.eps)
+        bias = None
+        if self.config.bias:
+            bias = self.param("bias", nn.with_logical_partitioning(nn.initializers.zeros, ("norm",)), shape)
+        return layer_norm(x, scale, bias, self.config.eps)

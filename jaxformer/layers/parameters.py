@@ -16,7 +16,7 @@ def init_params(config: ModelConfig, key: jax.Array) -> Params:
     return nn.meta.unbox(_boxed(config, key))
 
 
-@lru_cache(maxsize=64)  # tracing a model takes seconds, and every command asks for this several times
+@lru_cache(maxsize=64)  # tracing a model takes seconds, and every command needs the result several times
 def abstract_params(config: ModelConfig) -> tuple[PyTree, PyTree]:
     """Trees of `ShapeDtypeStruct`s and of logical axes (tuples of names); takes no memory."""
     boxed = jax.eval_shape(lambda: _boxed(config, jax.random.key(0)))
@@ -35,10 +35,10 @@ def _boxed(config: ModelConfig, key: jax.Array) -> Params:
 
 
 def _touch_all(model: Transformer, tokens: Tokens, source: Tokens | None) -> None:
-    """Parameters are made where they are first used."""
+    """Flax initialises a parameter where it is first used."""
     model(tokens, source)
     if model.config.pooler is not None:
-        model.pooled(tokens)
+        model.pool(tokens)
 
 
 def _is_box(leaf: object) -> bool:

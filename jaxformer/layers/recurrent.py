@@ -1,7 +1,7 @@
-"""A recurrent stack, the baseline that came before attention, behind the interface of `Stack`.
+"""A recurrent stack, the baseline that came before attention, with the interface of `Stack`.
 
-The first layer is as wide as the embeddings on its input side and the others as the state, so that layers have
-parameters of their own (`layers_0`, `layers_1`, ...) rather than slices of stacked ones.
+The first layer reads embeddings and the others states, which differ in width, so that layers have parameters of
+their own (`layers_0`, `layers_1`, ...) rather than slices of stacked ones.
 """
 
 from collections.abc import Sequence
@@ -13,14 +13,13 @@ from flax import linen as nn
 from jaxformer.config import Init, InitConfig, RecurrentConfig
 from jaxformer.layers.block import Context
 from jaxformer.layers.initializers import initializer
-from jaxformer.layers.linear import Linear
-from jaxformer.layers.runtime import Runtime
-from jaxformer.ops.dropout import dropout, split_key
+from jaxformer.layers.linear import Linear, Runtime
+from jaxformer.ops.elementwise import dropout, split_key
 from jaxformer.ops.recurrence import NUM_GATES, RecurrentState, empty_state, recur
 from jaxformer.sharding import constrain
 
 FORGET = 1
-"""Place of the forget gate among an LSTM's four."""
+"""Index of the forget gate among the four of an LSTM."""
 
 
 class Recurrent(nn.Module):
@@ -31,12 +30,12 @@ class Recurrent(nn.Module):
 
     def setup(self) -> None:
         cfg, kernel_init = self.config, self.init_config.kernel
-        # "dots" recomputes nothing here: a token's products are its gates, and those are nearly all there is to keep.
+        # "dots" recomputes nothing here: the products of a token are its gates, which are nearly all that is saved.
         layer = nn.remat(RecurrentLayer) if self.runtime.remat == "full" else RecurrentLayer
         widths = [self.embed_dim] + [cfg.dim] * (cfg.num_layers - 1)
         self.layers = [layer(cfg, width, kernel_init, self.runtime) for width in widths]
         if cfg.dim != self.embed_dim:
-            self.out = Linear((cfg.dim, self.embed_dim), ("mlp", "embed"), kernel_init, dtype=self.runtime.dtype)
+            self.out = Linear((cfg.dim, self.embed_dim), ("mlp", "embed"), kernel_init, self.runtime)
 
     def __call__(self, x_BTD: jax.Array, context: Context, key: jax.Array | None = None) -> tuple[jax.Array, None]:
         """All layers over whole rows, from empty states; there are no auxiliary losses."""
@@ -47,7 +46,7 @@ class Recurrent(nn.Module):
     def extend(
         self, x_BTD: jax.Array, context: Context, caches: Sequence[RecurrentState]
     ) -> tuple[jax.Array, tuple[RecurrentState, ...]]:
-        """All layers over new tokens that follow what the states have read."""
+        """All layers over new tokens that follow those the states have processed."""
         return self._run(x_BTD, context, caches, split_key(None, self.config.num_layers))
 
     def _run(
@@ -60,7 +59,7 @@ class Recurrent(nn.Module):
             x_BTD = dropout(x_BTD, self.config.dropout, key)
             updated.append(state)
         if self.config.dim != self.embed_dim:
-            x_BTD = self.out("BTF,FD->BTD", x_BTD)
+            x_BTD = self.out(x_BTD)
         return constrain(x_BTD, "batch", "length", None), tuple(updated)
 
 
@@ -75,14 +74,13 @@ class RecurrentLayer(nn.Module):
     @nn.compact
     def __call__(self, x_BTD: jax.Array, context: Context, state: RecurrentState) -> tuple[jax.Array, RecurrentState]:
         cfg, dtype, num_gates = self.config, self.runtime.dtype, NUM_GATES[self.config.cell]
-        axes = ("embed", None, "mlp")
-        shape = (self.input_dim, num_gates, cfg.dim)
-        inputs = Linear(shape, axes, self.kernel_init, dtype=dtype, out_dtype=jnp.float32, name="input")
-        draw = nn.with_logical_partitioning(initializer(self.kernel_init, 1), axes)
+        shape, axes = (self.input_dim, num_gates, cfg.dim), ("embed", None, "mlp")
+        inputs = Linear(shape, axes, self.kernel_init, self.runtime, out_dtype=jnp.float32, name="input")
+        draw = nn.with_logical_partitioning(initializer(self.kernel_init, 1), ("state", None, "mlp"))
         kernel_PGF = self.param("recurrent_kernel", draw, (cfg.dim, num_gates, cfg.dim))
         bias_GF = self.param("bias", nn.with_logical_partitioning(_bias_init, axes[1:]), (num_gates, cfg.dim))
-        inputs_TBGF = constrain(inputs("BTD,DGF->TBGF", x_BTD) + bias_GF, None, "batch", None, "mlp")
-        # Gathered here, or every token would gather it again.
+        inputs_TBGF = constrain(inputs(x_BTD).swapaxes(0, 1) + bias_GF, None, "batch", None, "mlp")
+        # Gathered here, once: inside the scan every token would gather it again.
         kernel_PGF = constrain(kernel_PGF.astype(dtype), None, None, "mlp")
         real_TB = context.segments_BT.T > 0
         starts_TB = real_TB & (context.positions_BT.T == 0)

@@ -1,11 +1,10 @@
 """A stack: a repeating pattern of blocks over parameters stacked along a leading `layers` axis.
 
-Blocks are applied as pure functions of their slice of the stacked parameters, so scanning, unrolling and
-rematerialising are choices of the moment. `unstacked` parameters (a tuple of trees, one a layer) are accepted
+Blocks are applied as pure functions of their slice of the stacked parameters, so that scanning, unrolling and
+rematerialisation are run-time choices. `unstack_layers` gives a tuple of trees, one per layer, which is accepted
 too: a decode loop that reads every weight once per token must not pay for slicing them out of the stack.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -13,14 +12,13 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxformer.config import InitConfig, StackConfig
+from jaxformer.config import InitConfig, ModelConfig, StackConfig
 from jaxformer.layers.attention import KeysValues
 from jaxformer.layers.block import Block, Context, LayerCache
 from jaxformer.layers.initializers import initializer
-from jaxformer.layers.norm import Norm
-from jaxformer.layers.runtime import Runtime
+from jaxformer.layers.linear import Norm, Runtime
 from jaxformer.ops.biases import BucketedBias
-from jaxformer.ops.dropout import split_key
+from jaxformer.ops.elementwise import split_key
 from jaxformer.typing import Params
 
 REMAT_POLICIES = {
@@ -30,7 +28,8 @@ REMAT_POLICIES = {
         jax.checkpoint_policies.save_only_these_names("attention"),
     ),
 }
-_STACKED = re.compile(r"(first|blocks)_\d+")
+Layer = tuple[Block, Params]
+Losses = list[jax.Array | None]
 
 
 class Stack(nn.Module):
@@ -48,44 +47,38 @@ class Stack(nn.Module):
             shape = (cfg.relative_bias.num_buckets, cfg.pattern[0].attention.num_heads)
             self.relative_bias = self.param("relative_bias", nn.with_logical_partitioning(draw, (None, "heads")), shape)
         for name, block in self._blocks().items():
-            # Checked by the blocks themselves, layer by layer, when they are applied.
+            # Existing parameters are checked by the blocks themselves, layer by layer, when they are applied: Flax
+            # would compare them with the stacked shape, which unstacked ones do not have.
             if not self.has_variable("params", name):
-                self.param(name, _stacked_init, block, cfg.sizes[name])
+                self.param(name, _init_stacked, block, cfg.sizes[name])
 
     def __call__(
         self, x_BTD: jax.Array, context: Context, key: jax.Array | None = None
     ) -> tuple[jax.Array, jax.Array | None]:
-        """All layers over whole rows, no cache; and the mean of the routers' losses, none without experts."""
-        if self.is_initializing():  # the blocks have been made one by one in `setup`
-            return self._normed(x_BTD), None
-        context, first = self._with_bias(context), len(self.config.first)
-        keys = split_key(key, self.config.num_layers)
+        """All layers over whole rows, without caches; and the mean of the routers' losses, None without experts."""
+        if self.is_initializing():  # `setup` has initialised the blocks one by one
+            return self._normalize(x_BTD), None
+        context, first = self._share(context), len(self.config.first)
+        layers, keys = self._layers(), split_key(key, self.config.num_layers)
         unrolls = self.runtime.unroll == "all" or isinstance(self._params("blocks_0"), tuple)
-        scanned = 0 if unrolls else self._repeats * len(self.config.pattern)
-        layers, losses = self._layers(), []
-
-        def one_by_one(x_BTD: jax.Array, start: int, stop: int) -> jax.Array:
-            for (block, layer), layer_key in zip(layers[start:stop], keys[start:stop], strict=True):
-                x_BTD, loss = self._apply(block)(layer, x_BTD, context, layer_key)
-                losses.append(loss)
-            return x_BTD
-
-        x_BTD = one_by_one(x_BTD, 0, first)
-        if scanned:
-            x_BTD, loss = self._scan(x_BTD, context, keys[first : first + scanned])
-            losses += loss
-        x_BTD = one_by_one(x_BTD, first + scanned, self.config.num_layers)
-        return self._normed(x_BTD), _mean(losses)
+        # Layers before the pattern and an incomplete last repeat of it cannot be part of the scan.
+        scan_end = first if unrolls else first + self._num_repeats * len(self.config.pattern)
+        x_BTD, losses = self._run_layers(x_BTD, context, layers[:first], keys[:first])
+        if scan_end > first:
+            x_BTD, scan_losses = self._scan(x_BTD, context, keys[first:scan_end])
+            losses += scan_losses
+        x_BTD, last_losses = self._run_layers(x_BTD, context, layers[scan_end:], keys[scan_end:])
+        return self._normalize(x_BTD), _mean(losses + last_losses)
 
     def extend(
         self, x_BTD: jax.Array, context: Context, caches: Sequence[LayerCache]
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
-        """All layers over new tokens that follow what the caches hold; unrolled, one cache a layer."""
-        context, updated = self._with_bias(context), []
+        """All layers over new tokens that follow those in the caches; unrolled, one cache per layer."""
+        context, updated = self._share(context), []
         for (block, layer), cache in zip(self._layers(), caches, strict=True):
             x_BTD, cache, _ = block.apply({"params": layer}, x_BTD, context, cache)
             updated.append(cache)
-        return self._normed(x_BTD), tuple(updated)
+        return self._normalize(x_BTD), tuple(updated)
 
     def cross_keys_values(self, source_BSD: jax.Array) -> tuple[KeysValues, ...]:
         """Each layer's keys and values of the source."""
@@ -94,16 +87,23 @@ class Stack(nn.Module):
         )
 
     @property
-    def _repeats(self) -> int:
+    def _num_repeats(self) -> int:
         """How often the whole pattern occurs."""
         return (self.config.num_layers - len(self.config.first)) // len(self.config.pattern)
 
-    def _scan(
-        self, x_BTD: jax.Array, context: Context, keys: list[jax.Array | None]
-    ) -> tuple[jax.Array, list[jax.Array | None]]:
-        """The whole repeats of the pattern, one trace for all of them."""
-        names, repeats = [f"blocks_{i}" for i in range(len(self.config.pattern))], self._repeats
-        blocks = [self._apply(self._blocks()[name]) for name in names]
+    def _run_layers(
+        self, x_BTD: jax.Array, context: Context, layers: Sequence[Layer], keys: Sequence[jax.Array | None]
+    ) -> tuple[jax.Array, Losses]:
+        losses: Losses = []
+        for (block, params), key in zip(layers, keys, strict=True):
+            x_BTD, loss = self._block_function(block)(params, x_BTD, context, key)
+            losses.append(loss)
+        return x_BTD, losses
+
+    def _scan(self, x_BTD: jax.Array, context: Context, keys: Sequence[jax.Array | None]) -> tuple[jax.Array, Losses]:
+        """The whole repeats of the pattern, traced and compiled once for all of them."""
+        names, repeats = [f"blocks_{i}" for i in range(len(self.config.pattern))], self._num_repeats
+        blocks = [self._block_function(self._blocks()[name]) for name in names]
 
         def one_repeat(x_BTD, inputs):
             (layers, keys), losses = inputs, []
@@ -117,7 +117,7 @@ class Stack(nn.Module):
         unroll = min(self.runtime.unroll, repeats)
         return jax.lax.scan(one_repeat, x_BTD, (layers, stacked_keys), unroll=unroll)
 
-    def _apply(self, block: Block) -> Callable[..., jax.Array]:
+    def _block_function(self, block: Block) -> Callable[..., tuple[jax.Array, jax.Array | None]]:
         """One block without a cache as a function of its parameters, rematerialised as the runtime says."""
 
         def apply(params, x_BTD, context, key):
@@ -127,60 +127,66 @@ class Stack(nn.Module):
         policy = REMAT_POLICIES.get(self.runtime.remat)
         return apply if self.runtime.remat == "none" else jax.checkpoint(apply, policy=policy)
 
-    def _normed(self, x_BTD: jax.Array) -> jax.Array:
+    def _normalize(self, x_BTD: jax.Array) -> jax.Array:
         return x_BTD if self.config.final_norm is None else self.final_norm(x_BTD)
 
-    def _with_bias(self, context: Context) -> Context:
-        cfg = self.config
+    def _share(self, context: Context) -> Context:
+        """Add what all layers share: rotary tables and the relative bias."""
+        cfg, context = self.config, context.with_rope(self.config.blocks)
         if cfg.relative_bias is None:
             return context
         causal = cfg.pattern[0].attention.causal
         return replace(context, bias=BucketedBias(self.relative_bias, cfg.relative_bias.max_distance, causal))
 
     def _blocks(self) -> dict[str, Block]:
-        """The block of each place."""
+        """The module of each entry of `first` and of the pattern."""
         scale = (2 * self.config.num_layers) ** -0.5 if self.init_config.depth_scaled_output else 1.0
         shared = (self.embed_dim, self.init_config, scale, self.runtime)
         blocks = zip(self.config.sizes, self.config.blocks, strict=True)
-        return {name: Block(block, *shared, parent=None) for name, block in blocks}
+        # Without a parent a block is a pure function; its name still labels it in profiles.
+        return {name: Block(block, *shared, parent=None, name=name) for name, block in blocks}
 
     def _params(self, name: str) -> Params | tuple[Params, ...]:
-        """The parameters of one place."""
+        """The parameters of all layers that an entry of the pattern stands for."""
         return nn.meta.unbox(self.get_variable("params", name))
 
-    def _layers(self) -> list[tuple[Block, Params]]:
+    def _layers(self) -> list[Layer]:
         """Every layer's block and parameters, in order of depth."""
         blocks = self._blocks()
-        params = {name: layers_of(self._params(name)) for name in blocks}
+        params = {name: split_layers(self._params(name)) for name in blocks}
         return [(blocks[name], params[name][depth]) for name, depth in self.config.places]
 
 
-def _mean(losses: list[jax.Array | None]) -> jax.Array | None:
-    """Of single layers' losses and stacks of them."""
+def _mean(losses: Losses) -> jax.Array | None:
+    """Over all layers; a scan gives the losses of several layers as one array."""
     present = [loss.reshape(-1) for loss in losses if loss is not None]
     return jnp.concatenate(present).mean() if present else None
 
 
-def _stacked_init(key: jax.Array, block: Block, num_layers: int) -> Params:
+def _init_stacked(key: jax.Array, block: Block, num_layers: int) -> Params:
     x_BTD = jnp.zeros((1, 1, block.embed_dim))
     ids_BT = jnp.ones((1, 1), jnp.int32)
-    context = Context(ids_BT, ids_BT, x_BTD, ids_BT)
+    context = Context(ids_BT, ids_BT, x_BTD, ids_BT).with_rope([block.config])
     params = jax.vmap(lambda k: block.init(k, x_BTD, context)["params"])(jax.random.split(key, num_layers))
     return nn.meta.add_axis(params, 0, {nn.PARTITION_NAME: "layers"})
 
 
-def layers_of(stored: Params | tuple[Params, ...]) -> tuple[Params, ...]:
-    """The parameters of each layer, from a stack or from a tuple of layers."""
+def split_layers(stored: Params | tuple[Params, ...]) -> tuple[Params, ...]:
+    """The parameters of each layer, from stacked ones or from a tuple of layers."""
     if isinstance(stored, tuple):
         return stored
     leaves, structure = jax.tree.flatten(stored)
-    # One split rather than a slice a layer: its gradient is one concatenation, not a sum of padded stacks.
+    # One split rather than one slice per layer: its gradient is one concatenation, not a sum of padded stacks.
     parts = [[part[0] for part in jax.lax.split(leaf, [1] * len(leaf))] for leaf in leaves]
     return tuple(jax.tree.unflatten(structure, layer) for layer in zip(*parts, strict=True))
 
 
-def unstacked(params: Params) -> Params:
-    """The same parameters with every place of a stack a tuple of layers."""
-    if not isinstance(params, dict):
-        return params
-    return {n: layers_of(p) if _STACKED.fullmatch(n) else unstacked(p) for n, p in params.items()}
+def unstack_layers(params: Params, config: ModelConfig) -> Params:
+    """The same parameters with the stacked layers of encoder and decoder as tuples of layers."""
+    stacks = {"encoder": config.encoder, "decoder": config.decoder}
+    unstacked = {
+        name: {part: split_layers(tree) if part in stack.sizes else tree for part, tree in params[name].items()}
+        for name, stack in stacks.items()
+        if isinstance(stack, StackConfig)
+    }
+    return params | unstacked

@@ -1,4 +1,4 @@
-"""The one model: embeddings, an encoder stack or none, a decoder stack or none, a head.
+"""The one model class: embeddings, an optional encoder stack, an optional decoder stack, a head.
 
 Everything is a pure function of parameters and explicit arguments: `Transformer(cfg).apply({"params": p}, ...)`.
 """
@@ -12,10 +12,10 @@ from jaxformer.config import ModelConfig
 from jaxformer.layers.attention import KeysValues
 from jaxformer.layers.block import Context, LayerCache
 from jaxformer.layers.embed import Embedding, Head, Pooler
+from jaxformer.layers.linear import Runtime
 from jaxformer.layers.recurrent import Recurrent
-from jaxformer.layers.runtime import Runtime
 from jaxformer.layers.stack import Stack
-from jaxformer.ops.dropout import split_key
+from jaxformer.ops.elementwise import split_key
 from jaxformer.typing import Array, Float, Int, Tokens
 
 
@@ -24,19 +24,19 @@ class Transformer(nn.Module):
     runtime: Runtime = Runtime()
 
     def setup(self) -> None:
-        cfg, dtype = self.config, self.runtime.dtype
+        cfg = self.config
         shared = (cfg.vocab_size, cfg.embed_dim)
         both_sides = cfg.shape == "encoder-decoder"
-        self.embedding = Embedding(cfg.embedding, *shared, cfg.init.embedding, dtype, both_sides)
+        self.embedding = Embedding(cfg.embedding, *shared, cfg.init.embedding, self.runtime, both_sides)
         if cfg.encoder is not None:
             self.encoder = Stack(cfg.encoder, cfg.embed_dim, cfg.init, self.runtime)
         if cfg.decoder is not None:
             kind = Recurrent if cfg.decoder.kind == "recurrent" else Stack
             self.decoder = kind(cfg.decoder, cfg.embed_dim, cfg.init, self.runtime)
         if cfg.head is not None:
-            self.head = Head(cfg.head, *shared, cfg.init.kernel, dtype)
+            self.head = Head(cfg.head, *shared, cfg.init.kernel, self.runtime)
         if cfg.pooler is not None:
-            self.pooler = Pooler(cfg.pooler, cfg.embed_dim, cfg.init.kernel, dtype)
+            self.pooler = Pooler(cfg.pooler, cfg.embed_dim, cfg.init.kernel, self.runtime)
 
     def __call__(
         self, tokens: Tokens, source: Tokens | None = None, key: jax.Array | None = None
@@ -48,13 +48,13 @@ class Transformer(nn.Module):
     def hidden(
         self, tokens: Tokens, source: Tokens | None = None, key: jax.Array | None = None
     ) -> Float[Array, "B T D"]:
-        """Output of the last stack; `source` is what the encoder of an encoder-decoder reads."""
+        """Output of the last stack; `source` is the input of the encoder of an encoder-decoder."""
         return self.hidden_and_router_loss(tokens, source, key)[0]
 
     def hidden_and_router_loss(
         self, tokens: Tokens, source: Tokens | None = None, key: jax.Array | None = None
     ) -> tuple[Float[Array, "B T D"], Float[Array, ""] | None]:
-        """The same, with what the routers of experts add to the loss of a token; none without experts."""
+        """The same, with the auxiliary loss of the routers per token; None without experts."""
         if self.config.decoder is None:
             return self._encode(tokens, key)
         keys = split_key(key, 3)
@@ -67,8 +67,8 @@ class Transformer(nn.Module):
     def encode(self, source: Tokens) -> Float[Array, "B S D"]:
         return self._encode(source, None)[0]
 
-    def pooled(self, tokens: Tokens, key: jax.Array | None = None) -> Float[Array, "B C"]:
-        """Class logits, or one vector [B, D] a row if the pooler has no classes."""
+    def pool(self, tokens: Tokens, key: jax.Array | None = None) -> Float[Array, "B C"]:
+        """Class logits, or one vector [B, D] per row if the pooler has no classes."""
         keys = split_key(key, 2)
         return self.pooler(self._encode(tokens, keys[0])[0], tokens.segments, keys[1])
 
@@ -76,7 +76,7 @@ class Transformer(nn.Module):
         return self.head(hidden_BTD, self.embedding.tokens)
 
     def cross_keys_values(self, source_BSD: Float[Array, "B S D"]) -> tuple[KeysValues, ...]:
-        """What each decoder layer attends to in the source, projected once per request."""
+        """Keys and values of the source for each decoder layer, projected once per request."""
         return self.decoder.cross_keys_values(source_BSD)
 
     def extend(
@@ -86,7 +86,7 @@ class Transformer(nn.Module):
         caches: Sequence[LayerCache],
         source_segments_BS: Int[Array, "B S"] | None = None,
     ) -> tuple[Float[Array, "B T D"], tuple[LayerCache, ...]]:
-        """Hidden states of new tokens that follow what the caches hold, and the caches with them."""
+        """Hidden states of new tokens that follow those in the caches, and the updated caches."""
         context = Context(tokens.positions, tokens.segments, source_segments_BS=source_segments_BS, start_B=start_B)
         return self.decoder.extend(self.embedding(tokens), context, caches)
 

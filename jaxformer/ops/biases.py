@@ -1,6 +1,6 @@
-"""What is added to attention logits because of the distance of a key from its query.
+"""Biases that attention adds to its logits, as functions of the distance between query and key.
 
-Like a mask, a bias reaches attention as a small spec; `bias_block` makes the numbers for a block of queries and keys.
+Like a mask, a bias reaches attention as a small spec; `bias_block` computes it for a block of queries and keys.
 """
 
 import math
@@ -16,7 +16,7 @@ from jaxformer.ops.masks import Mask, distances
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class SlopeBias:
-    """-slope * |distance|, one slope a head (arXiv:2108.12409, section 3)."""
+    """-slope * |distance|, one slope per head (arXiv:2108.12409, section 3)."""
 
     num_heads: int = field(metadata={"static": True})
 
@@ -38,24 +38,26 @@ def bias_block(bias: Bias, mask: Mask, queries: tuple[int, int], keys: tuple[int
     """The bias of the query and key index ranges [start, stop)."""
     distance_BTS = distances(mask, queries, keys)
     if isinstance(bias, SlopeBias):
-        slopes_N = jnp.asarray(slopes(bias.num_heads), jnp.float32)
+        slopes_N = jnp.asarray(head_slopes(bias.num_heads), jnp.float32)
         return -slopes_N[:, None, None] * jnp.abs(distance_BTS)[:, None].astype(jnp.float32)
-    bucket_BTS = buckets(distance_BTS, bias.table_RN.shape[0], bias.max_distance, bias.causal)
+    bucket_BTS = distance_buckets(distance_BTS, bias.table_RN.shape[0], bias.max_distance, bias.causal)
     return jnp.moveaxis(bias.table_RN.astype(jnp.float32)[bucket_BTS], -1, 1)
 
 
-def slopes(num_heads: int) -> list[float]:
-    """A geometric sequence; a number of heads that is no power of two also takes every other term of the next one."""
+def head_slopes(num_heads: int) -> list[float]:
+    """A geometric sequence; if the number of heads is not a power of two, every other term of the next one follows."""
     power = 2 ** math.floor(math.log2(num_heads))
     terms = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
     between = [2.0 ** (-4.0 * (i + 1) / power) for i in range(0, 2 * power, 2)]
     return terms + between[: num_heads - power]
 
 
-def buckets(distance: Int[Array, "*dims"], num_buckets: int, max_distance: int, causal: bool) -> Int[Array, "*dims"]:
-    """Small distances have a bucket each, larger ones share logarithmically wider ones up to `max_distance`.
+def distance_buckets(
+    distance: Int[Array, "*dims"], num_buckets: int, max_distance: int, causal: bool
+) -> Int[Array, "*dims"]:
+    """Small distances have one bucket each, larger ones share logarithmically wider ones up to `max_distance`.
 
-    `distance` is key minus query. Seen from both sides, the future takes the second half of the buckets.
+    `distance` is key minus query. Without `causal`, keys after the query use the second half of the buckets.
     """
     first = jnp.zeros_like(distance)
     if not causal:
@@ -64,7 +66,8 @@ def buckets(distance: Int[Array, "*dims"], num_buckets: int, max_distance: int, 
     steps = jnp.maximum(-distance, 0) if causal else jnp.abs(distance)
     exact = num_buckets // 2
     shared = num_buckets - exact
-    # Whole numbers: a logarithm at run time rounds one way compiled, another op by op, and moves distances on an edge.
+    # Integer edges computed here: a logarithm at run time rounds differently when compiled and when run op by op,
+    # which would move distances that fall on an edge.
     edges = (math.ceil(exact * (max_distance / exact) ** (i / shared) - 1e-6) for i in range(1, shared))
     wide = exact + sum((steps >= edge).astype(jnp.int32) for edge in edges)
     return first + jnp.where(steps < exact, steps, wide)

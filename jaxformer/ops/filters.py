@@ -1,9 +1,9 @@
-"""Logits to logits, one function a filter; every setting is one number a row, so a batch mixes requests freely.
+"""Logits filters, one function each; every setting is one number per row, so that a batch can mix requests.
 
 Parity with transformers' LogitsProcessors: the same tokens stay and keep the same float32 values, the rest are -inf.
-No filter sorts. `top_k`, `top_p` and `typical_p` each look for a threshold, and `_all_but` finds it bit by bit in 32
+No filter sorts. Top-k, top-p and typical-p each look for a threshold, which `_keep_largest` finds bit by bit in 32
 passes over a row. That is several times faster than sorting a vocabulary, also on a CPU, and tokens that tie with
-the last one kept are kept too: what stays never depends on how tokens are numbered.
+the last one kept are kept too: the result never depends on the order of token ids.
 Which filters run, and in which order, is in `ops/sampling.py`.
 """
 
@@ -16,37 +16,37 @@ Logits = Float[Array, "B V"]
 
 
 # ---------------------------------------------------------------- shifts
-def biased(logits_BV: Logits, bias_BV: Logits) -> Logits:
+def add_bias(logits_BV: Logits, bias_BV: Logits) -> Logits:
     return logits_BV + bias_BV
 
 
-def repetition_penalised(logits_BV: Logits, seen_BV: Bool[Array, "B V"], penalty_B: Float[Array, " B"]) -> Logits:
-    """Tokens seen before made less likely by a factor (arXiv:1909.05858, section 4.1); 1 changes nothing."""
+def apply_repetition_penalty(logits_BV: Logits, seen_BV: Bool[Array, "B V"], penalty_B: Float[Array, " B"]) -> Logits:
+    """Make tokens that occurred before less likely by a factor (arXiv:1909.05858, section 4.1); 1 changes nothing."""
     penalty_B1 = penalty_B[:, None]
     # Deviation: the paper divides, which would favour a negative logit; as in transformers those are multiplied.
     penalised_BV = jnp.where(logits_BV < 0, logits_BV * penalty_B1, logits_BV / penalty_B1)
     return jnp.where(seen_BV, penalised_BV, logits_BV)
 
 
-def frequency_penalised(logits_BV: Logits, counts_BV: Int[Array, "B V"], frequency_B: Float[Array, " B"]) -> Logits:
-    """Less `frequency` for every time a token was generated, as the OpenAI API defines it; 0 changes nothing."""
+def apply_frequency_penalty(logits_BV: Logits, counts_BV: Int[Array, "B V"], frequency_B: Float[Array, " B"]) -> Logits:
+    """Subtract `frequency` for every time a token was generated, as the OpenAI API does; 0 changes nothing."""
     return logits_BV - frequency_B[:, None] * counts_BV
 
 
-def presence_penalised(logits_BV: Logits, counts_BV: Int[Array, "B V"], presence_B: Float[Array, " B"]) -> Logits:
-    """Less `presence` once for a token that was generated, as the OpenAI API defines it; 0 changes nothing."""
+def apply_presence_penalty(logits_BV: Logits, counts_BV: Int[Array, "B V"], presence_B: Float[Array, " B"]) -> Logits:
+    """Subtract `presence` once from every token that was generated, as the OpenAI API does; 0 changes nothing."""
     return logits_BV - presence_B[:, None] * (counts_BV > 0)
 
 
 # ---------------------------------------------------------------- removals
-def banned(logits_BV: Logits, banned_BV: Bool[Array, "B V"]) -> Logits:
-    return _without(logits_BV, banned_BV)
+def remove_banned(logits_BV: Logits, banned_BV: Bool[Array, "B V"]) -> Logits:
+    return _remove(logits_BV, banned_BV)
 
 
-def no_repeat_ngram(
+def remove_repeated_ngrams(
     logits_BV: Logits, ids_BT: Int[Array, "B T"], lengths_B: Int[Array, " B"], n_B: Int[Array, " B"]
 ) -> Logits:
-    """Without the tokens that would complete an n-gram the row already holds; 0 changes nothing.
+    """Remove tokens that would complete an n-gram that the row already contains; 0 changes nothing.
 
     Args:
       ids_BT: the tokens so far, right-padded.
@@ -55,110 +55,111 @@ def no_repeat_ngram(
     n_B1, lengths_B1, index_T = n_B[:, None], lengths_B[:, None], jnp.arange(length)
 
     def agree(back: Array, repeats_BT: Array) -> Array:
-        """Where the token `back` before is also the one `back` before the end."""
+        """Where the token `back` positions earlier equals the one `back` positions before the end."""
         last_B1 = jnp.take_along_axis(ids_BT, jnp.clip(lengths_B1 - back, 0, length - 1), axis=1)
         return repeats_BT & ((jnp.roll(ids_BT, back, axis=1) == last_B1) | (back >= n_B1))
 
     ends_BT = (n_B1 > 0) & (index_T >= n_B1 - 1) & (index_T < lengths_B1)  # of n-grams
     repeats_BT = jax.lax.fori_loop(1, jnp.minimum(n_B.max(), length), agree, ends_BT)
-    return _without(logits_BV, tokens_in(jnp.where(repeats_BT, ids_BT, -1), logits_BV.shape[1]))
+    return _remove(logits_BV, token_presence(jnp.where(repeats_BT, ids_BT, -1), logits_BV.shape[1]))
 
 
-def min_length(
+def remove_early_eos(
     logits_BV: Logits, num_new_B: Int[Array, " B"], min_new_B: Int[Array, " B"], eos_BE: Int[Array, "B E"]
 ) -> Logits:
-    """Without the tokens that end a row, until it has `min_new` new ones; -1 in `eos_BE` is no token."""
+    """Remove EOS tokens until a row has `min_new` new tokens; -1 in `eos_BE` stands for no token."""
     early_B = num_new_B < min_new_B
-    # Few tokens: compared with every index rather than scattered, which would be a table of its own.
+    # There are few EOS tokens: comparing each with all indices avoids scattering into a [B, V] table.
     is_eos_BV = (jnp.arange(logits_BV.shape[1]) == eos_BE[:, :, None]).any(axis=1)
-    return _without(logits_BV, early_B[:, None] & is_eos_BV)
+    return _remove(logits_BV, early_B[:, None] & is_eos_BV)
 
 
-def forced(logits_BV: Logits, token_B: Int[Array, " B"]) -> Logits:
-    """Rows with `token` >= 0 have no other choice."""
+def force_token(logits_BV: Logits, token_B: Int[Array, " B"]) -> Logits:
+    """Leave rows with `token` >= 0 only that token."""
     is_token_BV = jnp.arange(logits_BV.shape[1]) == token_B[:, None]
     return jnp.where(token_B[:, None] >= 0, jnp.where(is_token_BV, 0.0, -jnp.inf), logits_BV)
 
 
 # ---------------------------------------------------------------- the sampled distribution
-def tempered(logits_BV: Logits, temperature_B: Float[Array, " B"]) -> Logits:
+def apply_temperature(logits_BV: Logits, temperature_B: Float[Array, " B"]) -> Logits:
     return logits_BV / temperature_B[:, None]
 
 
-def top_k(logits_BV: Logits, k_B: Int[Array, " B"]) -> Logits:
-    """The k likeliest tokens, ties with the k-th included; 0 keeps all."""
-    spare_B = jnp.where(k_B > 0, logits_BV.shape[1] - k_B, -1)
-    return _only(logits_BV, _all_but(spare_B, logits_BV, jnp.ones_like(logits_BV, jnp.int32)))
+def keep_top_k(logits_BV: Logits, k_B: Int[Array, " B"]) -> Logits:
+    """Keep the k most likely tokens and those that tie with the k-th; 0 keeps all."""
+    removable_B = jnp.where(k_B > 0, logits_BV.shape[1] - k_B, -1)
+    return _keep(logits_BV, _keep_largest(removable_B, logits_BV, jnp.ones_like(logits_BV, jnp.int32)))
 
 
-def top_p(logits_BV: Logits, p_B: Float[Array, " B"]) -> Logits:
-    """The fewest likeliest tokens whose probability reaches p (arXiv:1904.09751), ties included; 1 keeps all.
+def keep_top_p(logits_BV: Logits, p_B: Float[Array, " B"]) -> Logits:
+    """Keep the fewest most likely tokens whose probability reaches p (arXiv:1904.09751), with ties; 1 keeps all.
 
-    Deviation: transformers keeps of the tokens that tie with the last one only as many as reach p.
+    Deviation: of tokens that tie with the last one kept, transformers keeps only as many as are needed to reach p.
     """
-    return _only(logits_BV, _all_but(_spare(p_B), logits_BV, jax.nn.softmax(logits_BV, axis=-1)))
+    return _keep(logits_BV, _keep_largest(_removable_mass(p_B), logits_BV, jax.nn.softmax(logits_BV, axis=-1)))
 
 
-def min_p(logits_BV: Logits, p_B: Float[Array, " B"]) -> Logits:
-    """Tokens at least p times as likely as the likeliest (arXiv:2407.01082); 0 keeps all."""
+def keep_min_p(logits_BV: Logits, p_B: Float[Array, " B"]) -> Logits:
+    """Keep tokens at least p times as likely as the most likely one (arXiv:2407.01082); 0 keeps all."""
     ratio_BV = jnp.exp(logits_BV - logits_BV.max(axis=-1, keepdims=True))
-    return _only(logits_BV, ratio_BV >= p_B[:, None])
+    return _keep(logits_BV, ratio_BV >= p_B[:, None])
 
 
-def typical_p(logits_BV: Logits, p_B: Float[Array, " B"]) -> Logits:
-    """The tokens whose surprise is nearest its mean, until they reach p (arXiv:2202.00666, section 5); 1 keeps all."""
+def keep_typical_p(logits_BV: Logits, p_B: Float[Array, " B"]) -> Logits:
+    """Keep the tokens whose surprisal is closest to the entropy, up to mass p (arXiv:2202.00666, section 5); 1: all."""
     logp_BV = jax.nn.log_softmax(logits_BV, axis=-1)
     p_BV = jnp.exp(logp_BV)
     entropy_B1 = -jnp.where(p_BV > 0, logp_BV * p_BV, 0.0).sum(axis=-1, keepdims=True)
-    return _only(logits_BV, _all_but(_spare(p_B), -jnp.abs(logp_BV + entropy_B1), p_BV))
+    return _keep(logits_BV, _keep_largest(_removable_mass(p_B), -jnp.abs(logp_BV + entropy_B1), p_BV))
 
 
-# ---------------------------------------------------------------- what they share
-def tokens_in(ids_BN: Int[Array, "B N"], vocab_size: int) -> Bool[Array, "B V"]:
-    """Which tokens stand in a row of ids; ids outside the vocabulary are no tokens."""
+# ---------------------------------------------------------------- shared
+def token_presence(ids_BN: Int[Array, "B N"], vocab_size: int) -> Bool[Array, "B V"]:
+    """Which tokens occur in a row of ids; ids outside the vocabulary are ignored."""
     return token_counts(ids_BN, vocab_size) > 0
 
 
 def token_counts(ids_BN: Int[Array, "B N"], vocab_size: int) -> Int[Array, "B V"]:
-    """How often each token stands in a row of ids."""
+    """How often each token occurs in a row of ids."""
     batch = ids_BN.shape[0]
     ids_BN = jnp.where(ids_BN < 0, vocab_size, ids_BN)  # a negative index would count from the end
     return jnp.zeros((batch, vocab_size), jnp.int32).at[jnp.arange(batch)[:, None], ids_BN].add(1, mode="drop")
 
 
-def _only(logits_BV: Logits, kept_BV: Bool[Array, "B V"]) -> Logits:
+def _keep(logits_BV: Logits, kept_BV: Bool[Array, "B V"]) -> Logits:
     return jnp.where(kept_BV, logits_BV, -jnp.inf)
 
 
-def _without(logits_BV: Logits, removed_BV: Bool[Array, "B V"]) -> Logits:
-    """A removal that would leave a row nothing is not done."""
-    left_BV = _only(logits_BV, ~removed_BV)
+def _remove(logits_BV: Logits, removed_BV: Bool[Array, "B V"]) -> Logits:
+    """Remove tokens, except from rows that would have none left."""
+    left_BV = _keep(logits_BV, ~removed_BV)
     return jnp.where(left_BV.max(axis=-1, keepdims=True) > -jnp.inf, left_BV, logits_BV)
 
 
-def _spare(p_B: Float[Array, " B"]) -> Float[Array, " B"]:
-    """The probability that may be lost; negative, so that not even what has none is lost, where p is 1."""
+def _removable_mass(p_B: Float[Array, " B"]) -> Float[Array, " B"]:
+    """The probability that may be removed; negative where p is 1, so that even tokens of probability 0 are kept."""
     return jnp.where(p_B < 1.0, 1.0 - p_B, -1.0)
 
 
-def _all_but(spare_B: Array, values_BV: Float[Array, "B V"], weights_BV: Array) -> Bool[Array, "B V"]:
-    """All but the smallest values that weigh at most `spare` together; ties stay or go as one, the largest stays.
+def _keep_largest(removable_B: Array, values_BV: Float[Array, "B V"], weights_BV: Array) -> Bool[Array, "B V"]:
+    """All but the smallest values with a total weight of at most `removable`; equal values are treated alike.
 
-    The small end is summed, as transformers does for `top_p`: near 1, float32 is too coarse for the other.
+    The largest value always stays. The small end is summed, as transformers does for top-p: near 1, float32 is too
+    coarse to sum the large end.
     """
-    order_BV = _ordinal(values_BV)
+    order_BV = _sortable_bits(values_BV)
 
     def one_bit(i: Array, threshold_B: Array) -> Array:
-        higher_B = threshold_B + (jnp.int32(1) << (31 - i))  # the first step wraps from the least integer to 0
-        lost_B = jnp.where(order_BV < higher_B[:, None], weights_BV, 0).sum(axis=-1)
-        return jnp.where(lost_B <= spare_B, higher_B, threshold_B)
+        higher_B = threshold_B + (jnp.int32(1) << (31 - i))  # the first step wraps from the smallest integer to 0
+        removed_B = jnp.where(order_BV < higher_B[:, None], weights_BV, 0).sum(axis=-1)
+        return jnp.where(removed_B <= removable_B, higher_B, threshold_B)
 
     lowest_B = jnp.full(values_BV.shape[0], jnp.iinfo(jnp.int32).min)
     threshold_B = jax.lax.fori_loop(0, 32, one_bit, lowest_B)
     return order_BV >= jnp.minimum(threshold_B, order_BV.max(axis=-1))[:, None]
 
 
-def _ordinal(x: Float[Array, "*dims"]) -> Int[Array, "*dims"]:
-    """Integers in the order of the floats: the bits of a negative float count downwards."""
+def _sortable_bits(x: Float[Array, "*dims"]) -> Int[Array, "*dims"]:
+    """Integers that sort like the floats: the bits of negative floats count downwards."""
     bits = jax.lax.bitcast_convert_type(jnp.where(x == 0, 0.0, x), jnp.int32)  # -0 ties with 0
     return jnp.where(bits < 0, bits ^ jnp.iinfo(jnp.int32).max, bits)

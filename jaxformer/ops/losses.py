@@ -1,4 +1,7 @@
-"""Token cross-entropy as sums, so that micro-batches and hosts add up to the whole batch exactly."""
+"""Token cross-entropy as sums, so that micro-batches and hosts add up to the whole batch exactly.
+
+Training, evaluation and scoring share `head_loss`, which never holds the logits of a whole batch.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -19,11 +22,17 @@ class LossSums(NamedTuple):
 
 
 class TokenLosses(NamedTuple):
-    """The same per token, unweighted and without smoothing; not differentiable."""
+    """Per token, whatever its weight; not differentiable."""
 
     nll_BT: Float[Array, "B T"]
-    correct_BT: Bool[Array, "B T"]
-    """Whether the target is the likeliest token."""
+    correct_BT: Bool[Array, "B T"]  # whether the target has the largest logit
+
+
+class LossOptions(NamedTuple):
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+    num_chunks: int = 1
+    """Into how many parts the sequence is split; must divide its length."""
 
 
 def cross_entropy(
@@ -44,26 +53,17 @@ def cross_entropy(
         loss_BT = (1 - label_smoothing) * nll_BT + label_smoothing * (log_z_BT - logits_BTV.mean(axis=-1))
     if z_loss:
         loss_BT = loss_BT + z_loss * jnp.square(log_z_BT)
-    # The target wins if it reaches the maximum: as argmax, without a second pass over V for indices.
+    # Reaching the maximum is what argmax would say, without a second pass over V for indices.
     correct_BT = target_BT >= jax.lax.stop_gradient(logits_BTV).max(axis=-1)
-    sums = (loss_BT, nll_BT, correct_BT, jnp.ones_like(loss_BT))
-    tokens = TokenLosses(jax.lax.stop_gradient(nll_BT), correct_BT)
-    return LossSums(*(jnp.sum(term * weights_BT) for term in sums)), tokens
-
-
-class LossOptions(NamedTuple):
-    label_smoothing: float = 0.0
-    z_loss: float = 0.0
-    num_chunks: int = 1
+    summands = (loss_BT, nll_BT, correct_BT, jnp.ones_like(loss_BT))
+    sums = LossSums(*(jnp.sum(each * weights_BT) for each in summands))
+    return sums, TokenLosses(jax.lax.stop_gradient(nll_BT), correct_BT)
 
 
 def auto_chunks(num_rows: int, length: int, vocab_size: int) -> int:
-    """How many parts of the sequence to compute the loss in: small enough logits, large enough matrix products.
-
-    Args:
-      num_rows: rows of the batch on one device.
-    """
+    """How many chunks keep logits small and matrix products large, for so many rows on one device."""
     positions, chunks = max(num_rows, 1) * length, 1
+    # Below 1024 positions a product no longer keeps the device busy; below 4 Mi logits there is nothing to save.
     while (
         length % (2 * chunks) == 0
         and positions // (2 * chunks) >= 1024
@@ -90,47 +90,53 @@ def head_loss(
     The gradient is formed in the forward pass, chunk by chunk, so no logits are kept or computed twice. Only the
     `loss` of the sums is differentiable.
     """
-    chunks = _split_length(options.num_chunks, hidden_BTD, targets_BT, weights_BT)
-    return _join_chunks(*jax.lax.map(lambda chunk: _chunk_loss(head, options, params, *chunk)[1], chunks))
+    chunks = _split_chunks(options.num_chunks, hidden_BTD, targets_BT, weights_BT)
+    sums, tokens = jax.lax.map(lambda chunk: _chunk_loss(head, options, params, *chunk), chunks)
+    return _add_chunks(sums), _join_chunks(tokens)
 
 
 def _head_loss_forward(head: Head, options: LossOptions, params, hidden_BTD, targets_BT, weights_BT):
-    def one_chunk(d_params, chunk):
-        loss = jax.value_and_grad(_chunk_loss, argnums=(2, 3), has_aux=True)
-        (_, result), (d_more, d_hidden) = loss(head, options, params, *chunk)
-        return jax.tree.map(jnp.add, d_params, d_more), (result, d_hidden)
+    def add_chunk(d_params, chunk):
+        loss = jax.value_and_grad(_differentiable_loss, argnums=(2, 3), has_aux=True)
+        (_, results), (d_more, d_hidden) = loss(head, options, params, *chunk)
+        return jax.tree.map(jnp.add, d_params, d_more), (results, d_hidden)
 
-    chunks = _split_length(options.num_chunks, hidden_BTD, targets_BT, weights_BT)
+    chunks = _split_chunks(options.num_chunks, hidden_BTD, targets_BT, weights_BT)
     zeros = jax.tree.map(jnp.zeros_like, params)
-    d_params, (result, d_hidden) = jax.lax.scan(one_chunk, zeros, chunks)
-    return _join_chunks(*result), (d_params, _join_length(d_hidden))
+    d_params, ((sums, tokens), d_hidden) = jax.lax.scan(add_chunk, zeros, chunks)
+    return (_add_chunks(sums), _join_chunks(tokens)), (d_params, _join_chunks(d_hidden))
 
 
-def _head_loss_backward(head: Head, options: LossOptions, saved, cotangent: tuple[LossSums, TokenLosses]):
-    d_params, d_hidden_BTD = jax.tree.map(lambda a: (a * cotangent[0].loss).astype(a.dtype), saved)
+def _head_loss_backward(head: Head, options: LossOptions, saved, cotangents: tuple[LossSums, TokenLosses]):
+    scale = cotangents[0].loss
+    d_params, d_hidden_BTD = jax.tree.map(lambda a: (a * scale).astype(a.dtype), saved)
     return d_params, d_hidden_BTD, None, None
 
 
 head_loss.defvjp(_head_loss_forward, _head_loss_backward)
 
 
-def _chunk_loss(head: Head, options: LossOptions, params, hidden, targets, weights):
-    """What is differentiated, and the results of one chunk."""
+def _differentiable_loss(
+    head: Head, options: LossOptions, params, hidden, targets, weights
+) -> tuple[Float[Array, ""], tuple[LossSums, TokenLosses]]:
+    results = _chunk_loss(head, options, params, hidden, targets, weights)
+    return results[0].loss, results
+
+
+def _chunk_loss(head: Head, options: LossOptions, params, hidden, targets, weights) -> tuple[LossSums, TokenLosses]:
     smoothing, z_loss = options.label_smoothing, options.z_loss
-    result = cross_entropy(head(params, hidden), targets, weights, label_smoothing=smoothing, z_loss=z_loss)
-    return result[0].loss, result
+    return cross_entropy(head(params, hidden), targets, weights, label_smoothing=smoothing, z_loss=z_loss)
 
 
-def _join_chunks(sums: LossSums, tokens: TokenLosses) -> tuple[LossSums, TokenLosses]:
-    return jax.tree.map(lambda a: a.sum(), sums), jax.tree.map(_join_length, tokens)
-
-
-def _split_length(num_chunks: int, *arrays: Array) -> list[Array]:
-    """Split along T, which keeps the rows of a batch where they are when it is sharded."""
+def _split_chunks(num_chunks: int, *arrays: Array) -> list[Array]:
+    """Split along T: splitting along B would move rows between devices when the batch is sharded."""
     return [jnp.moveaxis(a.reshape(a.shape[0], num_chunks, -1, *a.shape[2:]), 1, 0) for a in arrays]
 
 
-def _join_length(chunks: Array) -> Array:
-    """Undo `_split_length`."""
-    joined = jnp.moveaxis(chunks, 0, 1)
-    return joined.reshape(joined.shape[0], -1, *joined.shape[3:])
+def _join_chunks(chunks: PyTree) -> PyTree:
+    """The inverse of `_split_chunks`."""
+    return jax.tree.map(lambda a: jnp.moveaxis(a, 0, 1).reshape(a.shape[1], -1, *a.shape[3:]), chunks)
+
+
+def _add_chunks(sums: LossSums) -> LossSums:
+    return jax.tree.map(lambda a: a.sum(), sums)

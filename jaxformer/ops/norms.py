@@ -1,6 +1,6 @@
 """Normalisation over the last dimension, computed in float32.
 
-The backward pass starts again from the input: keeping the centred and scaled copies costs more than making them.
+The backward pass recomputes from the input: storing the centred and scaled copies costs more than making them again.
 """
 
 from functools import partial

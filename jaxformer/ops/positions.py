@@ -1,7 +1,9 @@
 """Position encodings. Angles are always float32: bfloat16 cannot tell neighbouring positions apart."""
 
 import math
+from dataclasses import dataclass, field
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -18,26 +20,41 @@ def sinusoidal(positions: Int[Array, "B T"], dim: int, spec: Sinusoidal) -> Floa
     return jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1).reshape(*positions.shape, dim)
 
 
-def rope(x_BTNH: Float[Array, "B T N H"], positions: Int[Array, "B T"], spec: Rope) -> Float[Array, "B T N H"]:
-    """Rotate pairs of channels by position * theta^(-2i/H) (arXiv:2104.09864, section 3.4)."""
-    dim = spec.rotated_dim(x_BTNH.shape[-1])
-    x32, kept = x_BTNH[..., :dim].astype(jnp.float32), x_BTNH[..., dim:]
-    frequencies, magnitude = rope_frequencies(spec, dim, positions)
-    angles = positions[..., None, None].astype(jnp.float32) * frequencies
-    cos, sin = magnitude * jnp.cos(angles), magnitude * jnp.sin(angles)
-    if spec.pairing == "halves":
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class RopeTables:
+    """Cosines and sines of all rotation angles, which every layer with the same spec and head dimension shares."""
+
+    cos_BT1C: Float[Array, "B T 1 C"]
+    sin_BT1C: Float[Array, "B T 1 C"]
+    spec: Rope = field(metadata={"static": True})
+    head_dim: int = field(metadata={"static": True})
+
+
+def rope_tables(positions_BT: Int[Array, "B T"], spec: Rope, head_dim: int) -> RopeTables:
+    """Angles are position * theta^(-2i/H) (arXiv:2104.09864, section 3.4)."""
+    frequencies, magnitude = rope_frequencies(spec, spec.rotated_dim(head_dim), positions_BT)
+    angles = positions_BT[..., None, None].astype(jnp.float32) * frequencies
+    return RopeTables(magnitude * jnp.cos(angles), magnitude * jnp.sin(angles), spec, head_dim)
+
+
+def apply_rope(x_BTNH: Float[Array, "B T N H"], tables: RopeTables) -> Float[Array, "B T N H"]:
+    """Rotate pairs of channels; channels beyond the rotated fraction pass unchanged."""
+    dim, cos, sin = tables.spec.rotated_dim(tables.head_dim), tables.cos_BT1C, tables.sin_BT1C
+    x32, rest = x_BTNH[..., :dim].astype(jnp.float32), x_BTNH[..., dim:]
+    if tables.spec.pairing == "halves":
         first, second = jnp.split(x32, 2, axis=-1)
-        turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+        rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     else:
         first, second = x32[..., ::2], x32[..., 1::2]
-        turned = jnp.stack([first * cos - second * sin, second * cos + first * sin], axis=-1).reshape(x32.shape)
-    return jnp.concatenate([turned.astype(x_BTNH.dtype), kept], axis=-1)
+        rotated = jnp.stack([first * cos - second * sin, second * cos + first * sin], axis=-1).reshape(x32.shape)
+    return jnp.concatenate([rotated.astype(x_BTNH.dtype), rest], axis=-1)
 
 
 def rope_frequencies(
     spec: Rope, dim: int, positions: Int[Array, "B T"] | None = None
 ) -> tuple[Float[Array, "#B 1 1 C"], float]:
-    """Angle per position of every pair of channels, and what rotated vectors are multiplied with."""
+    """Angle per position of every pair of channels, and the factor that rotated vectors are scaled by."""
     if isinstance(spec.scaling, DynamicNtkScaling):
         return _dynamic_ntk(spec.theta, dim, spec.scaling, positions), 1.0
     plain = spec.theta ** (-np.arange(0, dim, 2) / dim)
@@ -70,7 +87,7 @@ def _yarn(plain: np.ndarray, theta: float, scaling: YarnScaling) -> np.ndarray:
     if scaling.whole_channels:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
-    # 0.001 keeps the ramp defined where both ends fall on one channel.
+    # 0.001 keeps the ramp defined if both ends fall on the same channel.
     slowed = np.clip((np.arange(len(plain)) - low) / ((high - low) or 0.001), 0.0, 1.0)
     return plain * ((1.0 - slowed) + slowed / scaling.factor)
 
@@ -78,7 +95,7 @@ def _yarn(plain: np.ndarray, theta: float, scaling: YarnScaling) -> np.ndarray:
 def _dynamic_ntk(
     theta: float, dim: int, scaling: DynamicNtkScaling, positions: Int[Array, "B T"]
 ) -> Float[Array, "B 1 1 C"]:
-    """Every row by its own length so far."""
+    """The base grows with the length of each row so far."""
     length_B = jnp.maximum(positions.max(axis=-1) + 1, scaling.original_length).astype(jnp.float32)
     grown_B = theta * (scaling.factor * length_B / scaling.original_length - (scaling.factor - 1)) ** (dim / (dim - 2))
     exponents = jnp.arange(0, dim, 2, dtype=jnp.float32) / dim

@@ -1,7 +1,7 @@
-"""Recurrent cells and their recurrence over time; the product with the input is the caller's, for all tokens at once.
+"""Recurrent cells and their recurrence over time; callers project the inputs of all tokens beforehand, at once.
 
-Letters of their own here: G gates of a cell (1 Elman, 4 LSTM), P the width F of the state before. Gates stand in
-the order input, forget, candidate, output. Time leads, so that a step reads one slab of memory.
+Letters used only here: G gates of a cell (1 Elman, 4 LSTM), P the width F of the previous state. Gates are in the
+order input, forget, candidate, output. Time is the leading dimension, so that a step reads contiguous memory.
 """
 
 from collections.abc import Callable
@@ -14,10 +14,10 @@ from jaxtyping import Array, Bool, Float
 
 
 class RecurrentState(NamedTuple):
-    """What one layer knows of the tokens so far, in float32."""
+    """The state of one layer after the tokens so far, in float32."""
 
     h_BF: Float[Array, "B F"]
-    c_BF: Float[Array, "B F"] | None = None  # an LSTM's memory
+    c_BF: Float[Array, "B F"] | None = None  # the cell state of an LSTM
 
 
 Cell = Callable[[Float[Array, "B G F"], RecurrentState], RecurrentState]
@@ -54,9 +54,9 @@ def recur(
     starts_TB: Bool[Array, "T B"],
     real_TB: Bool[Array, "T B"],
 ) -> tuple[Float[Array, "T B F"], RecurrentState]:
-    """The state after every token and after all; `inputs` are the tokens' share of the gates, bias included.
+    """The output of every token and the final state; `inputs` are the projected tokens, bias included.
 
-    A token that starts a document sees an empty state, one that is not real leaves the state as it is.
+    A token that starts a document sees an empty state; padding leaves the state unchanged.
     """
     return _scan(cell, kernel_PGF, starts_TB, real_TB, inputs_TBGF, state)
 
@@ -70,8 +70,8 @@ def _recur_forward(cell, kernel_PGF, inputs_TBGF, state, starts_TB, real_TB):
 
 
 def _recur_backward(cell, saved, gradients):
-    # The kernel's gradient is one product over all tokens. Left to the scan, it would be a sum that is read and
-    # written whole at every token.
+    # One product over all tokens: differentiating the scan instead would read and write the whole accumulated
+    # gradient of the kernel at every token.
     pullback, before_TBP = saved
     d_inputs_TBGF, d_state = pullback(gradients)
     d_gates_TBGF = d_inputs_TBGF.astype(before_TBP.dtype)

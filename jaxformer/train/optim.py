@@ -12,6 +12,7 @@ from optax import contrib
 
 from jaxformer.config import OptimConfig
 from jaxformer.config.optim import Adafactor, AdamW, AnySchedule, Lion, Muon, Sgd
+from jaxformer.ops.axes import Axes, matrix_dims
 from jaxformer.typing import Params, PyTree
 
 
@@ -78,16 +79,10 @@ def _muon(config: Muon, axes: PyTree) -> optax.GradientTransformation:
     )
 
 
-def _matrix_dims(axes: tuple[str | None, ...]) -> contrib.MuonDimensionNumbers | None:
+def _matrix_dims(axes: Axes) -> contrib.MuonDimensionNumbers | None:
     """Input and output dimensions of a block's kernel; none for biases, norms, embeddings and the head."""
-    if axes[0] != "layers" or "embed" not in axes or len(axes) < 3:
-        return None
-    # Layers and experts are matrices of their own.
-    matrix = [i for i, axis in enumerate(axes) if axis not in ("layers", "expert")]
-    embed, others = axes.index("embed"), tuple(i for i in matrix if axes[i] != "embed")
-    if embed == matrix[0]:
-        return contrib.MuonDimensionNumbers(reduction_axis=(embed,), output_axis=others)
-    return contrib.MuonDimensionNumbers(reduction_axis=others, output_axis=(embed,))
+    dims = matrix_dims(axes) if axes[0] == "layers" else None
+    return None if dims is None else contrib.MuonDimensionNumbers(dims.inputs, dims.outputs)
 
 
 _ALGORITHMS: dict[str, Callable[..., optax.GradientTransformation]] = {

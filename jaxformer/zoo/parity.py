@@ -67,7 +67,7 @@ def outputs(run: Run, model: Any, batch: Batch) -> tuple[np.ndarray, np.ndarray]
     tokens = tokens_from_ids(batch.ids, batch.mask)
     real = batch.mask.astype(bool)
     if run.config.model.pooler is not None and run.config.model.pooler.num_classes is not None:
-        return np.asarray(_apply(run, tokens, "pooled")), answer.logits.numpy()
+        return np.asarray(_apply(run, tokens, "pool")), answer.logits.numpy()
     if run.config.model.head is None:
         return np.asarray(_apply(run, tokens, "hidden"))[real], answer.last_hidden_state.numpy()[real]
     return np.asarray(_apply(run, tokens, "__call__"))[real], answer.logits.numpy()[real]

@@ -1,9 +1,9 @@
-"""Our train step against transformers' GPT2LMHeadModel with torch's AdamW, in one interleaved run.
+"""Our train step against transformers on torch with AdamW, for a GPT-2-like and a Llama-like model.
 
-    python tests/bench/train.py [--rounds 10] [key=value ...]
+    python tests/bench/train.py [--shapes gpt2 llama] [--rounds 10] [key=value ...]
 
-Each peer has its own process and takes one step in turn; the best step of each counts. Reports the time and
-the peak memory of a step, and how both relate.
+Each peer runs in its own process and takes one step in turn, so that all of them see the same machine load; the
+best step of each counts. Reports the time and the peak memory of a step, and both relative to torch.
 """
 
 import argparse
@@ -12,47 +12,60 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-LAYERS, WIDTH, HEADS, VOCAB, ROWS, LENGTH = 6, 384, 6, 8192, 8, 256
+LAYERS, WIDTH, HEADS, GATED_WIDTH, VOCAB, ROWS, LENGTH = 6, 384, 6, 1024, 8192, 8, 256
+SHAPES = ("gpt2", "llama")
 PEERS = ("jaxformer", "torch-eager", "torch-compile")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--peers", nargs="+", default=PEERS)
-    parser.add_argument("--worker")
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=SHAPES)
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
+    parser.add_argument("--worker", nargs=2, metavar=("SHAPE", "PEER"), help="internal: be one of the peers")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     args = parser.parse_args()
     if args.worker:
-        _serve(_torch_step(args.worker) if args.worker.startswith("torch") else _our_step(args.overrides))
+        shape, peer = args.worker
+        _serve(_our_step(shape, args.overrides) if peer == "jaxformer" else _torch_step(shape, peer))
         return
-    workers = {peer: _Worker(peer, args.overrides) for peer in args.peers}
+    for shape in args.shapes:
+        _compare(shape, args.peers, args.rounds, args.overrides)
+
+
+def _compare(shape: str, peers: list[str], rounds: int, overrides: list[str]) -> None:
+    workers = {peer: _Worker(shape, peer, overrides) for peer in peers}
     results = {peer: [] for peer in workers}
     for worker in workers.values():
         worker.ask("step")  # the first steps compile and warm up
         worker.ask("step")
         worker.ask("reset")
-    for _ in range(args.rounds):
+    for _ in range(rounds):
         for peer, worker in workers.items():
             results[peer].append(worker.ask("step")["seconds"])
     memory = {peer: worker.ask("memory") for peer, worker in workers.items()}
+    for worker in workers.values():
+        worker.close()
     torch_best = min((min(r) for peer, r in results.items() if peer.startswith("torch")), default=float("nan"))
     for peer, seconds in results.items():
         ordered = sorted(seconds)
         print(
-            f"{peer:14s} best {ordered[0] * 1e3:6.0f} ms  median {ordered[len(ordered) // 2] * 1e3:6.0f} ms  "
+            f"{shape:6s} {peer:14s} best {ordered[0] * 1e3:6.0f} ms  "
+            f"median {ordered[len(ordered) // 2] * 1e3:6.0f} ms  "
             f"speed vs best torch {torch_best / ordered[0]:.2f}x  "
-            f"peak {memory[peer]['peak']:5.0f} MiB  above idle {memory[peer]['peak'] - memory[peer]['idle']:5.0f} MiB"
+            f"peak {memory[peer]['peak']:5.0f} MiB  above idle {memory[peer]['peak'] - memory[peer]['idle']:5.0f} MiB",
+            flush=True,
         )
 
 
 class _Worker:
     """A peer in its own process, asked for one step at a time."""
 
-    def __init__(self, peer: str, overrides: list[str]) -> None:
-        command = [sys.executable, __file__, "--worker", peer, *overrides]
+    def __init__(self, shape: str, peer: str, overrides: list[str]) -> None:
+        command = [sys.executable, __file__, *overrides, "--worker", shape, peer]
         environment = os.environ | {"JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1"}
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
@@ -63,15 +76,19 @@ class _Worker:
         self._process.stdin.flush()
         return json.loads(self._process.stdout.readline())
 
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait()
 
-def _serve(step) -> None:
+
+def _serve(step: Callable[[], float]) -> None:
     idle = _memory("VmRSS")
     for line in sys.stdin:
         answer = {}
         if line.strip() == "step":
             answer["seconds"] = step()
         elif line.strip() == "reset":
-            Path("/proc/self/clear_refs").write_text("5")  # forget the peak of compilation
+            Path("/proc/self/clear_refs").write_text("5")  # resets the peak, which compilation had raised
         else:
             answer = {"peak": _memory("VmHWM"), "idle": idle}
         print(json.dumps(answer), flush=True)
@@ -82,23 +99,26 @@ def _memory(field: str) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
 
 
-def _our_step(overrides: list[str]):
+def _our_step(shape: str, overrides: list[str]) -> Callable[[], float]:
     from jaxformer.bench.train import TrainBench, default_config
     from jaxformer.config import apply_overrides
+    from jaxformer.models.llama import llama
 
-    return TrainBench(apply_overrides(default_config(), overrides)).step
+    config = default_config()
+    if shape == "llama":
+        model = llama(
+            num_layers=LAYERS, embed_dim=WIDTH, num_heads=HEADS, mlp_dim=GATED_WIDTH, vocab_size=VOCAB,
+            context_length=LENGTH,
+        )  # fmt: skip
+        config = config.model_copy(update={"model": model})
+    return TrainBench(apply_overrides(config, overrides)).step
 
 
-def _torch_step(peer: str):
+def _torch_step(shape: str, peer: str) -> Callable[[], float]:
     import torch
-    from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.set_num_threads(2)
-    config = GPT2Config(
-        n_layer=LAYERS, n_embd=WIDTH, n_head=HEADS, vocab_size=VOCAB, n_positions=LENGTH,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
-    )  # fmt: skip
-    model = GPT2LMHeadModel(config).train()
+    model = (_torch_gpt2() if shape == "gpt2" else _torch_llama()).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
     forward = torch.compile(model) if peer == "torch-compile" else model
     ids = torch.randint(0, VOCAB, (ROWS, LENGTH), generator=torch.Generator().manual_seed(0))
@@ -113,6 +133,26 @@ def _torch_step(peer: str):
         return time.perf_counter() - started
 
     return step
+
+
+def _torch_gpt2():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        n_layer=LAYERS, n_embd=WIDTH, n_head=HEADS, vocab_size=VOCAB, n_positions=LENGTH,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
+    )  # fmt: skip
+    return GPT2LMHeadModel(config)
+
+
+def _torch_llama():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        num_hidden_layers=LAYERS, hidden_size=WIDTH, num_attention_heads=HEADS, num_key_value_heads=HEADS,
+        intermediate_size=GATED_WIDTH, vocab_size=VOCAB, max_position_embeddings=LENGTH, use_cache=False,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from jaxformer.decode.slots import make_prompt, prefill_in_chunks
 from jaxformer.errors import UserError
 from jaxformer.layers import Runtime
 from jaxformer.layers.attention import KeysValues
-from jaxformer.ops.attention import attend
+from jaxformer.ops.attention import AttentionInputs, AttentionParams, attend
 from jaxformer.typing import tokens_from_ids
 
 WINDOW = 4  # of every other layer of `ring_run`
@@ -203,7 +203,8 @@ def test_attention_over_int8_is_attention_over_rounded_keys_and_values(window):
         new = KeysValues(jnp.asarray(k[:, :, start:stop]), jnp.asarray(v[:, :, start:stop]))
         at, count = jnp.full(2, start), jnp.full(2, stop - start)
         cache, seen, mask = cache.extend(new, at, count, window)
-        found.append(attend(jnp.asarray(q[:, start:stop]), *seen, mask, scale=0.5))
+        inputs = AttentionInputs(jnp.asarray(q[:, start:stop]), *seen, mask, AttentionParams(scale=0.5))
+        found.append(attend(inputs, platform="cpu"))
     np.testing.assert_allclose(np.concatenate(found, axis=1), _attended(q, k, v, window), rtol=0, atol=1e-5)
 
 

@@ -11,8 +11,7 @@ from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import CheckpointConfig, save_json
 from jaxformer.decode.loop import Prompt, prefill, token_step
 from jaxformer.errors import UserError
-from jaxformer.layers.forms import is_quantized
-from jaxformer.ops.quantized import Int8Matrix
+from jaxformer.ops.weights import Int8Matrix, is_quantized
 from jaxformer.typing import tokens_from_ids
 
 TEXTS = ["a", "def parse(", "b\nc"]

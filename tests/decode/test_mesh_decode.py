@@ -14,9 +14,9 @@ from jaxformer.decode.cache import RingCache
 from jaxformer.decode.sampling import SamplingConfig
 from jaxformer.decode.slots import DecodeRequest, Slots, make_shape
 from jaxformer.layers import abstract_params
-from jaxformer.layers.forms import quantized
 from jaxformer.models.gpt2 import gpt2
 from jaxformer.models.vaswani import vaswani
+from jaxformer.ops.weights import quantize_params
 from jaxformer.sharding import make_mesh, param_shardings, path_name
 
 MESHES = {
@@ -50,7 +50,7 @@ def on(mesh: Mesh | None, run: Run, weights: str | None = None, cache: str = "dt
         shapes, axes = abstract_params(model.config)
         params = jax.device_put(params, param_shardings(axes, shapes, mesh))
     if weights is not None:
-        params = quantized(params, model.config, mesh)
+        params = quantize_params(params, abstract_params(model.config)[1], mesh)
     return Run(run.config, model, params, run.tokenizer, 0, mesh)
 
 

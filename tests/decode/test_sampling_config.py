@@ -6,7 +6,7 @@ import pytest
 
 from jaxformer.decode.sampling import SamplingConfig, batch_settings
 from jaxformer.errors import UserError
-from jaxformer.ops.sampling import History, Settings, choose
+from jaxformer.ops.sampling import History, SamplingParams, sample_next
 
 BAD = {
     "temperature": [-0.1, float("nan"), float("inf"), 1e300, "1", None, True],
@@ -69,7 +69,7 @@ def test_good_values_give_a_token(name, value):
     prompts, lengths = np.array([[1, 1, 4], [3, 0, 0]], np.int32), np.array([3, 1], np.int32)
     history = History(prompts, lengths, lengths)
     keys = jax.random.split(jax.random.key(0), 2)
-    tokens = jax.jit(choose)(np.linspace(-1, 1, 2 * V, dtype=np.float32).reshape(2, V), keys, settings, history)
+    tokens = jax.jit(sample_next)(np.linspace(-1, 1, 2 * V, dtype=np.float32).reshape(2, V), keys, settings, history)
     assert all(0 <= token < V for token in tokens.tolist())
     assert tokens[1] == V - 1
 
@@ -112,7 +112,7 @@ def test_rows_that_do_not_use_a_filter_have_it_off():
         SamplingConfig(top_k=7, presence_penalty=0.25, no_repeat_ngram=2, max_new_tokens=9, min_new_tokens=1),
         SamplingConfig(temperature=1.0, top_p=0.5, min_p=0.1, typical_p=0.2, banned=[0, 3], forced_last=2),
     ]
-    expected = Settings(
+    expected = SamplingParams(
         temperature=[0.5, 0.0, 1.0],
         top_k=[3, 0, 0],
         top_p=[1.0, 1.0, 0.5],

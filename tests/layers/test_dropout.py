@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxformer.config import apply_overrides
-from jaxformer.ops.dropout import dropout, split_key
+from jaxformer.ops.elementwise import dropout, split_key
 from jaxformer.typing import tokens_from_ids
 
 TOKENS = tokens_from_ids(jnp.array(np.random.default_rng(0).integers(0, 31, size=(2, 6))))

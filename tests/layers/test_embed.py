@@ -15,9 +15,10 @@ from jaxformer.config import (
     Sinusoidal,
     TransformConfig,
 )
-from jaxformer.layers import Transformer
+from jaxformer.layers import Runtime, Transformer
 from jaxformer.layers.embed import Embedding, Head, Pooler
 from jaxformer.ops.positions import sinusoidal
+from jaxformer.ops.weights import DenseTable
 from jaxformer.typing import Tokens, tokens_from_ids
 
 V, D = 31, 16
@@ -142,8 +143,10 @@ def test_a_head_scales_adds_its_bias_and_caps(tied):
 
 def test_logits_are_float32_whatever_the_layers_compute_in():
     config = HeadConfig(transform=TRANSFORM, bias=True, scale=True, softcap=30.0)
-    head = Head(config, V, D, NormalInit(), jnp.bfloat16)
-    shape = jax.eval_shape(lambda: head.init_with_output(jax.random.key(0), jnp.array(X, jnp.bfloat16), draw(V, D))[0])
+    head = Head(config, V, D, NormalInit(), Runtime(dtype=jnp.bfloat16))
+    shape = jax.eval_shape(
+        lambda: head.init_with_output(jax.random.key(0), jnp.array(X, jnp.bfloat16), DenseTable(draw(V, D)))[0]
+    )
     assert shape.dtype == jnp.float32
 
 
@@ -227,7 +230,7 @@ def _embedded(config, params, tokens):
 
 
 def _logits(config, params, table):
-    return Head(config, V, D, NormalInit()).apply({"params": params}, X, table)
+    return Head(config, V, D, NormalInit()).apply({"params": params}, X, DenseTable(jnp.asarray(table)))
 
 
 def _pooled(config, params, segments):

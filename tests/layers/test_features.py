@@ -19,11 +19,12 @@ from jaxformer.decode.cache import make_caches
 from jaxformer.layers import Runtime, Transformer, init_params
 from jaxformer.layers.attention import Attention
 from jaxformer.layers.block import Block, Context
+from jaxformer.layers.linear import Norm
 from jaxformer.layers.mlp import Mlp
-from jaxformer.layers.norm import Norm
-from jaxformer.layers.stack import unstacked
+from jaxformer.layers.stack import unstack_layers
 from jaxformer.ops.biases import BucketedBias
 from jaxformer.ops.masks import Mask
+from jaxformer.ops.positions import rope_tables
 from jaxformer.sharding import path_name
 from jaxformer.typing import tokens_from_ids
 
@@ -78,7 +79,7 @@ def test_a_stack_is_its_blocks_one_by_one(sparse, params_of):
     params, stack = params_of(sparse), sparse.decoder
     own, x, losses = params["decoder"], params["embedding"]["tokens"][IDS], []
     bias = BucketedBias(own["relative_bias"], stack.relative_bias.max_distance, causal=True)
-    context = Context(TOKENS.positions, TOKENS.segments, bias=bias)
+    context = Context(TOKENS.positions, TOKENS.segments, bias=bias).with_rope(stack.blocks)
     order = [("first_0", 0), ("blocks_0", 0), ("blocks_1", 0), ("blocks_0", 1), ("blocks_1", 1), ("blocks_0", 2)]
     configs = {"first_0": stack.first[0], "blocks_0": stack.pattern[0], "blocks_1": stack.pattern[1]}
     blocks = {name: _block(config) for name, config in configs.items()}
@@ -97,7 +98,7 @@ def test_a_stack_is_its_blocks_one_by_one(sparse, params_of):
 def test_unstacked_parameters_and_pieces_give_the_whole(sparse, params_of):
     """Without padding, three tokens and three more behind a cache: biases and windows follow the offset."""
     model, params, tokens = Transformer(sparse), params_of(sparse), tokens_from_ids(jnp.array(IDS))
-    layers = unstacked(params)
+    layers = unstack_layers(params, sparse)
     assert [len(layers["decoder"][name]) for name in ("first_0", "blocks_0", "blocks_1")] == [1, 3, 2]
     assert layers["decoder"]["relative_bias"] is params["decoder"]["relative_bias"]
     hidden = _method(model, "hidden")
@@ -139,7 +140,7 @@ def test_a_block_with_experts_learns(sparse):
     """Gradient steps on one block lower its error, and move the router and every expert that was chosen."""
     block = sparse.decoder.pattern[0]
     module = Block(block, 16, InitConfig(kernel=NormalInit(stddev=0.3)), 1.0, Runtime())
-    context = Context(TOKENS.positions, TOKENS.segments)
+    context = Context(TOKENS.positions, TOKENS.segments).with_rope([block])
     params = jax.jit(module.init)(jax.random.key(0), X, context)["params"]
     params = jax.tree.map(lambda box: box.unbox(), params, is_leaf=lambda leaf: hasattr(leaf, "unbox"))
 
@@ -248,10 +249,10 @@ def test_attention_is_that_of_transformers(peer):
     params["out"] = {"kernel": weights["o_proj.weight"].T.reshape(4, 8, 16)}
     if config.qk_norm is not None:
         params |= {f"{name}_norm": {"scale": weights[f"{name}_norm.weight"]} for name in "qk"}
-    positions = jnp.broadcast_to(jnp.arange(6), (2, 6))
+    tables = rope_tables(jnp.broadcast_to(jnp.arange(6), (2, 6)), config.position, config.head_dim)
 
     def run(module, x):
-        return module(x, module.keys_values(x, positions), Mask(causal=True), positions)
+        return module(x, module.keys_values(x, tables), Mask(causal=True), tables)
 
     ours = Attention(config, 16, NormalInit(), 1.0, Runtime()).apply({"params": params}, X, method=run)
     np.testing.assert_allclose(ours, wanted, atol=1e-5 * max(1.0, np.abs(wanted).max()))

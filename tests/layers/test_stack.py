@@ -9,8 +9,8 @@ from jaxformer.config import apply_overrides
 from jaxformer.decode.cache import make_caches
 from jaxformer.layers import Runtime, Transformer
 from jaxformer.layers.block import Block, Context
-from jaxformer.layers.norm import Norm
-from jaxformer.layers.stack import unstacked
+from jaxformer.layers.linear import Norm
+from jaxformer.layers.stack import unstack_layers
 from jaxformer.ops.losses import cross_entropy
 from jaxformer.typing import tokens_from_ids
 
@@ -47,7 +47,7 @@ def _loss_and_gradients(config, params, runtime):
     @jax.jit
     @jax.value_and_grad
     def run(params):
-        sums = cross_entropy(
+        sums, _ = cross_entropy(
             model.apply({"params": params}, TOKENS, None, jax.random.key(7)), jnp.array(IDS), jnp.ones(IDS.shape)
         )
         return sums.loss / sums.weight
@@ -78,11 +78,12 @@ def test_a_pattern_is_its_blocks_one_by_one(mixed, params_of):
     params = params_of(mixed)
     stack = mixed.decoder
     x = params["embedding"]["tokens"][IDS]
+    context = Context(TOKENS.positions, TOKENS.segments).with_rope(stack.blocks)
     for layer in range(5):
         place, depth = layer % 2, layer // 2
         block = Block(stack.pattern[place], 16, mixed.init, 1.0, Runtime())
         own = jax.tree.map(lambda a, depth=depth: a[depth], params["decoder"][f"blocks_{place}"])
-        result = jax.jit(block.apply)({"params": own}, x, Context(TOKENS.positions, TOKENS.segments))
+        result = jax.jit(block.apply)({"params": own}, x, context)
         assert result.cache is None
         assert result.router_loss is None
         x = result.x_BTD
@@ -107,7 +108,7 @@ def test_unstacked_parameters_and_pieces_give_the_whole(mixed, params_of, runtim
     """Three tokens and three more behind a cache, with parameters stacked or one tree a layer."""
     model, params = Transformer(mixed, runtime), params_of(mixed)
     whole = _method(model, "hidden")(params, TOKENS)
-    for stored in (params, unstacked(params)):
+    for stored in (params, unstack_layers(params, mixed)):
         pieces = _extended(model, stored, make_caches(mixed, 2, 8, Runtime()))
         np.testing.assert_allclose(pieces, whole, atol=1e-5)
 
@@ -117,20 +118,20 @@ def test_an_extended_encoder_decoder_gives_the_whole(pair, params_of):
     source = tokens_from_ids(jnp.array(IDS[:, :5]), jnp.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]))
     whole = _method(model, "hidden")(params, TOKENS, source)
     encoded = _method(model, "encode")(params, source)
-    for stored in (params, unstacked(params)):
+    for stored in (params, unstack_layers(params, pair)):
         cross = _method(model, "cross_keys_values")(stored, encoded)
         caches = make_caches(pair, 2, 8, Runtime(), cross)
         np.testing.assert_allclose(_extended(model, stored, caches, source.segments), whole, atol=1e-5)
 
 
 def test_whole_rows_run_on_unstacked_parameters_too(mixed, params_of, forward):
-    params = unstacked(params_of(mixed))
+    params = unstack_layers(params_of(mixed), mixed)
     np.testing.assert_allclose(forward(mixed, TOKENS, params=params), forward(mixed, TOKENS), atol=1e-5)
 
 
 def test_unstacked_holds_every_layer(mixed, params_of):
     params = params_of(mixed)
-    layers = unstacked(params)
+    layers = unstack_layers(params, mixed)
     assert [len(layers["decoder"][f"blocks_{i}"]) for i in range(2)] == [3, 2]
     assert layers["embedding"] == params["embedding"]
     for i in range(2):

@@ -1,4 +1,4 @@
-"""Every implementation of attention against torch, forward and backward; new ones are found by themselves."""
+"""Every attention kernel against torch, forward and backward; new ones are discovered. Why a kernel is chosen."""
 
 import itertools
 
@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxformer.errors import UserError
 from jaxformer.ops import attention
-from jaxformer.ops.attention import IMPLEMENTATIONS
+from jaxformer.ops.attention import KERNELS, AttentionInputs, AttentionParams, Kernel, choose_kernel, reference
+from jaxformer.ops.attention.blocked import MIN_BLOCK
 from jaxformer.ops.biases import Bias, BucketedBias, SlopeBias
 from jaxformer.ops.masks import Mask
 
@@ -20,9 +22,14 @@ RING_AND_NEW = np.concatenate([RING, [[8, 9, 10], [3, 4, 5]]], axis=1)
 LONG = np.repeat([[1, 2, 3, 0]], [200, 131, 150, 50], axis=1)  # 531 tokens: odd, and longer than a block
 
 
-def attend(q_BTNH, k_BSKH, v_BSKH, *args, **options):
+def inputs_of(q_BTNH, k_BSKH, v_BSKH, mask, *, bias=None, key=None, **params) -> AttentionInputs:
     """With keys and values in the order of the queries, which the references below share."""
-    return attention.attend(q_BTNH, k_BSKH.swapaxes(1, 2), v_BSKH.swapaxes(1, 2), *args, **options)
+    k_BKSH, v_BKSH = k_BSKH.swapaxes(1, 2), v_BSKH.swapaxes(1, 2)
+    return AttentionInputs(q_BTNH, k_BKSH, v_BKSH, mask, AttentionParams(**params), bias, key)
+
+
+def attend(*args, impl="auto", **options):
+    return attention.attend(inputs_of(*args, **options), impl=impl, platform="cpu")
 
 
 def i32(*values):
@@ -65,7 +72,7 @@ CASES = {
     "long queries, short source": (2, 2, 531, 9, Mask(kv_lengths=i32(5))),
     "short queries, long source": (2, 2, 5, 531, Mask(kv_lengths=i32(300))),
 }
-CELLS = list(itertools.product(sorted(IMPLEMENTATIONS), CASES))
+CELLS = list(itertools.product(sorted(KERNELS), CASES))
 
 
 @pytest.mark.parametrize(("impl", "case"), CELLS)
@@ -114,7 +121,7 @@ TERMS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("impl", "case"), list(itertools.product(sorted(IMPLEMENTATIONS), TERMS)))
+@pytest.mark.parametrize(("impl", "case"), list(itertools.product(sorted(KERNELS), TERMS)))
 def test_soft_caps_and_biases_are_those_of_torch(visible, impl, case):
     """Gradients of the table too; the bias is added after the cap, and what is masked stays masked."""
     K, T, S, mask, name, softcap = TERMS[case]
@@ -139,7 +146,7 @@ def test_soft_caps_and_biases_are_those_of_torch(visible, impl, case):
     assert len(jax.tree.leaves(gradients)) == len(wanted_gradients) == (4 if "buckets" in name else 3)
 
 
-@pytest.mark.parametrize("impl", sorted(IMPLEMENTATIONS))
+@pytest.mark.parametrize("impl", sorted(KERNELS))
 def test_dropout_and_a_bias_have_one_gradient(impl):
     """The table's gradient under dropout, against differences of the same draw."""
     q, k, v, cotangent = _normal(4, (1, 70, 4, 8))
@@ -155,7 +162,7 @@ def test_dropout_and_a_bias_have_one_gradient(impl):
     assert float((gradient * way).sum()) == pytest.approx(float(slope), rel=5e-3)
 
 
-@pytest.mark.parametrize("impl", sorted(IMPLEMENTATIONS))
+@pytest.mark.parametrize("impl", sorted(KERNELS))
 def test_a_query_that_sees_nothing_gives_finite_numbers(impl):
     """Padding must not turn a whole batch's gradient into NaN."""
     q, k, v = _normal(3, (1, 4, 2, 8))
@@ -166,7 +173,7 @@ def test_a_query_that_sees_nothing_gives_finite_numbers(impl):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((out, gradients)))
 
 
-@pytest.mark.parametrize("impl", sorted(IMPLEMENTATIONS))
+@pytest.mark.parametrize("impl", sorted(KERNELS))
 def test_large_logits_do_not_overflow(impl):
     q, k, v = _normal(3, (1, 6, 2, 8))
     out = attend(100 * q, 100 * k, v, Mask(causal=True), scale=1.0, impl=impl)
@@ -174,7 +181,7 @@ def test_large_logits_do_not_overflow(impl):
     np.testing.assert_allclose(out[0, 5, 0], v[0, best, 0], atol=1e-4)
 
 
-@pytest.mark.parametrize("impl", sorted(IMPLEMENTATIONS))
+@pytest.mark.parametrize("impl", sorted(KERNELS))
 def test_bfloat16_keeps_its_type_and_stays_close(impl):
     q, k, v = _normal(3, (2, 9, 2, 8))
     half = (x.astype(jnp.bfloat16) for x in (q, k, v))
@@ -184,6 +191,7 @@ def test_bfloat16_keeps_its_type_and_stays_close(impl):
     np.testing.assert_allclose(out.astype(np.float32), full, atol=0.05)
 
 
+# ---------------------------------------------------------------- choice of a kernel
 @pytest.mark.parametrize("length", [5, 70])
 def test_auto_is_one_of_them(length):
     q, k, v = _normal(3, (1, length, 2, 8))
@@ -191,14 +199,53 @@ def test_auto_is_one_of_them(length):
     np.testing.assert_allclose(auto, attend(q, k, v, Mask(causal=True), scale=SCALE, impl="reference"), atol=1e-6)
 
 
-def test_an_unknown_implementation_is_refused():
+@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
+def test_auto_prefers_blocks_where_there_is_more_than_one(platform):
+    long, short = (inputs_of(*_normal(3, (1, n, 2, 8)), Mask(), scale=SCALE) for n in (MIN_BLOCK + 1, MIN_BLOCK))
+    assert choose_kernel(long, platform) == attention.KernelChoice("blocked", {})
+    choice = choose_kernel(short, platform)
+    assert choice.kernel == "reference"
+    assert list(choice.skipped) == ["blocked"]
+    assert f"{MIN_BLOCK} queries are a single block" in choice.skipped["blocked"]
+
+
+def test_a_kernel_that_is_not_worthwhile_may_still_be_named():
     q, k, v = _normal(3, (1, 5, 2, 8))
-    with pytest.raises((KeyError, ValueError), match="fastest"):
+    np.testing.assert_allclose(
+        attend(q, k, v, Mask(), scale=SCALE, impl="blocked"), attend(q, k, v, Mask(), scale=SCALE), atol=1e-6
+    )
+
+
+def test_an_unknown_kernel_is_refused():
+    q, k, v = _normal(3, (1, 5, 2, 8))
+    with pytest.raises(UserError, match=r"attention='fastest': unknown kernel; there are: auto, blocked, reference"):
         attend(q, k, v, Mask(), scale=SCALE, impl="fastest")
 
 
+def test_a_kernel_that_cannot_serve_a_request_says_why(monkeypatch):
+    """By name it raises; `auto` goes on to the next one and keeps the reason."""
+
+    def unsupported(inputs: AttentionInputs, platform: str) -> str | None:
+        return f"needs a TPU, not {platform}" if platform != "tpu" else None
+
+    picky = Kernel(reference.attend, unsupported, reference.not_worthwhile)
+    monkeypatch.setattr(attention, "KERNELS", {"picky": picky, **KERNELS})
+    inputs = inputs_of(*_normal(3, (1, 70, 2, 8)), Mask(), scale=SCALE)
+    assert choose_kernel(inputs, "cpu") == attention.KernelChoice("blocked", {"picky": "needs a TPU, not cpu"})
+    assert choose_kernel(inputs, "tpu").kernel == "picky"
+    with pytest.raises(UserError, match=r"attention='picky' cannot serve this request on cpu: needs a TPU, not cpu"):
+        attention.attend(inputs, impl="picky", platform="cpu")
+
+
+@pytest.mark.parametrize("impl", ["auto", *sorted(KERNELS)])
+def test_heads_that_do_not_divide_are_refused(impl):
+    q, kv = np.zeros((1, 5, 6, 8), np.float32), np.zeros((1, 5, 4, 8), np.float32)
+    with pytest.raises(UserError, match="6 query heads do not divide into groups for 4 key-value heads"):
+        attend(q, kv, kv, Mask(), scale=SCALE, impl=impl)
+
+
 # ---------------------------------------------------------------- dropout
-@pytest.mark.parametrize("impl", sorted(IMPLEMENTATIONS))
+@pytest.mark.parametrize("impl", sorted(KERNELS))
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 def test_dropout_drops_its_share_and_scales_the_rest(impl, rate):
     """With values that are the identity, the output is the matrix of probabilities itself."""
@@ -223,7 +270,7 @@ def test_dropout_drops_its_share_and_scales_the_rest(impl, rate):
     assert (dropped != probabilities(jax.random.key(1))).any()
 
 
-@pytest.mark.parametrize("impl", sorted(IMPLEMENTATIONS))
+@pytest.mark.parametrize("impl", sorted(KERNELS))
 def test_gradients_under_dropout_are_those_of_what_was_dropped(impl):
     """Identity values show what the key drops; the definition with just that dropped has the gradients to match."""
     q, k, v, cotangent = _normal(4, (1, 70, 2, 70))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.ops.biases import BucketedBias, SlopeBias, bias_block, buckets, slopes
+from jaxformer.ops.biases import BucketedBias, SlopeBias, bias_block, distance_buckets, head_slopes
 from jaxformer.ops.masks import Mask
 
 DISTANCES = np.arange(-300, 301)
@@ -22,7 +22,7 @@ def test_buckets_are_those_of_t5(num_buckets, max_distance, causal, compiled):
     from transformers.models.t5.modeling_t5 import T5Attention
 
     def ours(distance):
-        return buckets(distance, num_buckets, max_distance, causal)
+        return distance_buckets(distance, num_buckets, max_distance, causal)
 
     found = (jax.jit(ours) if compiled else ours)(jnp.array(DISTANCES))
     wanted = T5Attention._relative_position_bucket(
@@ -33,8 +33,8 @@ def test_buckets_are_those_of_t5(num_buckets, max_distance, causal, compiled):
 
 def test_no_distance_is_beyond_the_last_bucket():
     far = jnp.array([-(10**6), -1000, 1000, 10**6])
-    np.testing.assert_array_equal(buckets(far, 32, 128, causal=True), [31, 31, 0, 0])
-    np.testing.assert_array_equal(buckets(far, 32, 128, causal=False), [15, 15, 31, 31])
+    np.testing.assert_array_equal(distance_buckets(far, 32, 128, causal=True), [31, 31, 0, 0])
+    np.testing.assert_array_equal(distance_buckets(far, 32, 128, causal=False), [15, 15, 31, 31])
 
 
 @pytest.mark.parametrize("num_heads", range(1, 21))
@@ -43,7 +43,7 @@ def test_slopes_are_those_of_bloom(num_heads):
     from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
     theirs = build_alibi_tensor(torch.ones(1, 2), num_heads, torch.float32)[:, 0, 1]  # slope times key index
-    np.testing.assert_allclose(slopes(num_heads), theirs.numpy(), rtol=1e-6)
+    np.testing.assert_allclose(head_slopes(num_heads), theirs.numpy(), rtol=1e-6)
 
 
 @pytest.mark.parametrize("offset", [None, np.array([4, 0])], ids=["no offset", "offset"])
@@ -51,7 +51,7 @@ def test_a_block_of_slopes_is_one_pair_at_a_time(offset):
     found = bias_block(SlopeBias(3), Mask(q_offset=offset), (1, 4), (2, 7))
     for b, n, t, s in np.ndindex(*found.shape):
         distance = (2 + s) - (1 + t + (0 if offset is None else offset[b]))
-        assert float(found[b, n, t, s]) == pytest.approx(-slopes(3)[n] * abs(distance)), (b, n, t, s)
+        assert float(found[b, n, t, s]) == pytest.approx(-head_slopes(3)[n] * abs(distance)), (b, n, t, s)
     assert found.shape == (1 if offset is None else 2, 3, 3, 5)
 
 
@@ -63,7 +63,7 @@ def test_a_block_of_buckets_is_one_pair_at_a_time(causal, offset):
     assert found.shape == (1 if offset is None else 3, 3, 3, 21)
     for b, t, s in np.ndindex(found.shape[0], 3, 21):
         distance = (2 + s) - (1 + t + (0 if offset is None else offset[b]))
-        wanted = TABLE[int(buckets(jnp.array(distance), 8, 12, causal))]
+        wanted = TABLE[int(distance_buckets(jnp.array(distance), 8, 12, causal))]
         np.testing.assert_array_equal(found[b, :, t, s], wanted)
 
 

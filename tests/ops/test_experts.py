@@ -8,7 +8,7 @@ import pytest
 from jaxformer.config import MoeConfig, NormalInit
 from jaxformer.layers import Runtime
 from jaxformer.layers.moe import Moe
-from jaxformer.ops.experts import Routes, by_expert, router_losses, routes
+from jaxformer.ops.experts import Routes, apply_experts, route_tokens, router_losses
 
 B, T, D, F, E = 2, 5, 8, 6, 5
 RNG = np.random.default_rng(0)
@@ -58,12 +58,12 @@ def test_an_expert_without_tokens_does_nothing():
         assert (gradients[name][np.array(idle)] == 0).all(), name
         assert (np.abs(gradients[name][np.array([1, 3])]).max(axis=(1, 2)) > 1e-3).all(), name
     assert (
-        np.asarray(routes(jnp.array(x.reshape(-1, D) @ params["router"]["kernel"]), 2, True).experts_MJ) == [1, 3]
+        np.asarray(route_tokens(jnp.array(x.reshape(-1, D) @ params["router"]["kernel"]), 2, True).experts_MJ) == [1, 3]
     ).all()
 
 
 def test_rows_reach_the_experts_in_groups():
-    """`by_expert` hands over rows sorted by expert and how many each gets, and undoes the sorting."""
+    """`apply_experts` hands over rows sorted by expert and how many each gets, and undoes the sorting."""
     chosen = Routes(np.array([[2, 0], [2, 1], [0, 2], [2, 0]]), np.full((4, 2), 0.5, np.float32))
     x_MD, seen = np.arange(4, dtype=np.float32)[:, None] * np.ones((1, 3), np.float32), {}
 
@@ -71,16 +71,16 @@ def test_rows_reach_the_experts_in_groups():
         seen.update(rows=np.asarray(x_RD[:, 0]), sizes=np.asarray(sizes_E))
         return x_RD + np.repeat([10.0, 20.0, 30.0, 40.0], np.asarray(sizes_E))[:, None]
 
-    out = by_expert(jnp.array(x_MD), chosen, 4, experts)
+    out = apply_experts(jnp.array(x_MD), chosen, 4, experts)
     np.testing.assert_array_equal(seen["sizes"], [3, 1, 4, 0])
     np.testing.assert_array_equal(seen["rows"], [0, 2, 3, 1, 0, 1, 2, 3])
     np.testing.assert_allclose(out[:, 0], [0 + 20, 1 + 25, 2 + 20, 3 + 20])
 
 
 def test_weights_are_softmax_probabilities():
-    every = routes(LOGITS, E, renormalize=False)
+    every = route_tokens(LOGITS, E, renormalize=False)
     np.testing.assert_allclose(every.weights_MJ.sum(-1), 1.0, rtol=1e-6)
-    two, plain = routes(LOGITS, 2, renormalize=True), routes(LOGITS, 2, renormalize=False)
+    two, plain = route_tokens(LOGITS, 2, renormalize=True), route_tokens(LOGITS, 2, renormalize=False)
     np.testing.assert_array_equal(two.experts_MJ, np.argsort(-LOGITS, axis=-1)[:, :2])
     np.testing.assert_array_equal(two.experts_MJ, plain.experts_MJ)
     np.testing.assert_allclose(two.weights_MJ.sum(-1), 1.0, rtol=1e-6)
@@ -150,7 +150,7 @@ def test_load_balance_is_that_of_transformers(top_k, real):
     from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
     def ours(logits):
-        return router_losses(logits, routes(logits, top_k, True), real).load_balance
+        return router_losses(logits, route_tokens(logits, top_k, True), real).load_balance
 
     logits = torch.tensor(LOGITS, requires_grad=True)
     wanted = load_balancing_loss_func((logits,), E, top_k, torch.tensor(real.reshape(B, T)))
@@ -168,7 +168,7 @@ def test_load_balance_is_top_k_when_even():
 
 
 def test_router_z_is_the_mean_square_of_log_sum_exps():
-    losses = router_losses(LOGITS, routes(LOGITS, 2, True), REAL)
+    losses = router_losses(LOGITS, route_tokens(LOGITS, 2, True), REAL)
     each = np.log(np.exp(LOGITS.astype(np.float64)).sum(-1)) ** 2
     assert float(losses.router_z) == pytest.approx((each * REAL).sum() / REAL.sum(), rel=1e-5)
 
@@ -176,16 +176,16 @@ def test_router_z_is_the_mean_square_of_log_sum_exps():
 def test_padding_counts_for_nothing():
     other = np.where(REAL[:, None] > 0, LOGITS, 7 * LOGITS[::-1] + 3)
     assert (other != LOGITS).any()
-    first, second = (router_losses(logits, routes(logits, 2, True), REAL) for logits in (LOGITS, other))
+    first, second = (router_losses(logits, route_tokens(logits, 2, True), REAL) for logits in (LOGITS, other))
     np.testing.assert_array_equal(first, second)
-    nothing = router_losses(LOGITS, routes(LOGITS, 2, True), jnp.zeros(B * T))
+    nothing = router_losses(LOGITS, route_tokens(LOGITS, 2, True), jnp.zeros(B * T))
     np.testing.assert_array_equal(nothing, [0.0, 0.0])
 
 
 def test_the_layer_weighs_both_losses_and_leaves_padding_out():
     segments = REAL.reshape(B, T).astype(int)
     logits = X.reshape(-1, D) @ PARAMS["router"]["kernel"]
-    losses = router_losses(logits, routes(logits, 2, True), REAL)
+    losses = router_losses(logits, route_tokens(logits, 2, True), REAL)
     _, found = _layer(2, True, load_balance=0.3, router_z=0.07).apply({"params": _params()}, X, segments)
     assert float(found) == pytest.approx(0.3 * float(losses.load_balance) + 0.07 * float(losses.router_z), rel=1e-5)
 

@@ -13,13 +13,13 @@ LOGITS = (3 * RNG.normal(size=(B, V))).astype(np.float32)
 TIED = np.round(LOGITS).astype(np.float32)
 # 1 - p decides, where the rounding of p to float32 shows: so near 1, a p that float32 holds exactly.
 NARROWING = {
-    "top_k": (jax.jit(filters.top_k), [1, 2, 7, V - 1, V, V + 30]),
-    "top_p": (jax.jit(filters.top_p), [1e-9, 0.01, 0.3, 0.9, 0.97, 1 - 2**-10]),
-    "min_p": (jax.jit(filters.min_p), [0.0, 1e-6, 0.05, 0.5, 1.0]),
-    "typical_p": (jax.jit(filters.typical_p), [1e-9, 0.05, 0.2, 0.9, 0.95, 1 - 2**-10]),
+    "top_k": (jax.jit(filters.keep_top_k), [1, 2, 7, V - 1, V, V + 30]),
+    "top_p": (jax.jit(filters.keep_top_p), [1e-9, 0.01, 0.3, 0.9, 0.97, 1 - 2**-10]),
+    "min_p": (jax.jit(filters.keep_min_p), [0.0, 1e-6, 0.05, 0.5, 1.0]),
+    "typical_p": (jax.jit(filters.keep_typical_p), [1e-9, 0.05, 0.2, 0.9, 0.95, 1 - 2**-10]),
 }
 NARROWING_CASES = [(name, value) for name, (_, values) in NARROWING.items() for value in values]
-no_repeat_ngram = jax.jit(filters.no_repeat_ngram)
+remove_repeated_ngrams = jax.jit(filters.remove_repeated_ngrams)
 OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
 
 
@@ -106,7 +106,7 @@ def test_temperature_is_that_of_transformers(temperature):
     from transformers import TemperatureLogitsWarper
 
     wanted = reference(TemperatureLogitsWarper(temperature), LOGITS)
-    np.testing.assert_allclose(filters.tempered(LOGITS, rows(temperature)), wanted, rtol=1e-6)
+    np.testing.assert_allclose(filters.apply_temperature(LOGITS, rows(temperature)), wanted, rtol=1e-6)
 
 
 LOGIT_ROWS = st.lists(st.floats(-20, 20, width=32), min_size=7, max_size=7).map(lambda x: np.array([x], np.float32))
@@ -164,8 +164,8 @@ def test_repetition_penalty_is_that_of_transformers(penalty):
     from transformers import RepetitionPenaltyLogitsProcessor
 
     ids, lengths = histories(1, 20, V)
-    seen = np.asarray(filters.tokens_in(np.where(np.arange(20) < lengths[:, None], ids, -1), V))
-    ours = np.asarray(filters.repetition_penalised(LOGITS, seen, rows(penalty)))
+    seen = np.asarray(filters.token_presence(np.where(np.arange(20) < lengths[:, None], ids, -1), V))
+    ours = np.asarray(filters.apply_repetition_penalty(LOGITS, seen, rows(penalty)))
     for i in range(B):
         row = slice(i, i + 1)
         wanted = reference(RepetitionPenaltyLogitsProcessor(penalty), LOGITS[row], ids[row, : lengths[i]])
@@ -176,8 +176,8 @@ def test_frequency_and_presence_penalties_by_their_definition():
     ids, lengths = histories(0, 30, V // 3)
     counts = np.array([np.bincount(row[:n], minlength=V) for row, n in zip(ids, lengths, strict=True)], np.int32)
     frequency, presence = RNG.normal(size=(2, B)).astype(np.float32)
-    by_count = np.asarray(filters.frequency_penalised(LOGITS, counts, frequency))
-    by_presence = np.asarray(filters.presence_penalised(LOGITS, counts, presence))
+    by_count = np.asarray(filters.apply_frequency_penalty(LOGITS, counts, frequency))
+    by_presence = np.asarray(filters.apply_presence_penalty(LOGITS, counts, presence))
     for i in range(B):
         for token in range(V):
             times = ids[i, : lengths[i]].tolist().count(token)
@@ -192,7 +192,7 @@ def test_bias_is_that_of_transformers():
     table = np.zeros((B, V), np.float32)
     table[:, list(bias)] = list(bias.values())
     wanted = reference(SequenceBiasLogitsProcessor({(k,): v for k, v in bias.items()}), LOGITS, np.zeros((B, 1)))
-    np.testing.assert_array_equal(filters.biased(LOGITS, table), wanted)
+    np.testing.assert_array_equal(filters.add_bias(LOGITS, table), wanted)
 
 
 # ---------------------------------------------------------------- removals
@@ -201,7 +201,7 @@ def test_no_repeat_ngram_is_that_of_transformers(n):
     from transformers import NoRepeatNGramLogitsProcessor
 
     ids, lengths = histories(1, 24, 3)
-    ours = np.asarray(no_repeat_ngram(LOGITS, ids, lengths, rows(n)))
+    ours = np.asarray(remove_repeated_ngrams(LOGITS, ids, lengths, rows(n)))
     removed = 0
     for i in range(B):
         row = slice(i, i + 1)
@@ -214,10 +214,12 @@ def test_no_repeat_ngram_is_that_of_transformers(n):
 def test_ngrams_of_a_size_of_their_own_in_each_row():
     ids, lengths = histories(1, 24, 3)
     n = np.resize(np.array([0, 1, 2, 3, 5, 10**9], np.int32), B)
-    together = np.asarray(no_repeat_ngram(LOGITS, ids, lengths, n))
+    together = np.asarray(remove_repeated_ngrams(LOGITS, ids, lengths, n))
     for i in range(B):
         row = slice(i, i + 1)
-        np.testing.assert_array_equal(together[row], no_repeat_ngram(LOGITS[row], ids[row], lengths[row], n[row]))
+        np.testing.assert_array_equal(
+            together[row], remove_repeated_ngrams(LOGITS[row], ids[row], lengths[row], n[row])
+        )
     untouched = (n == 0) | (n > 24)
     np.testing.assert_array_equal(together[untouched], LOGITS[untouched])
     assert np.isinf(together[~untouched]).any()
@@ -229,7 +231,7 @@ def test_banned_tokens_are_the_bad_words_of_transformers():
     words = [0, 7, 49]
     table = np.zeros((B, V), bool)
     table[:, words] = True
-    ours = filters.banned(LOGITS, table)
+    ours = filters.remove_banned(LOGITS, table)
     bad = NoBadWordsLogitsProcessor([[w] for w in words], eos_token_id=1)
     np.testing.assert_array_equal(ours, reference(bad, LOGITS, np.zeros((B, 1))))
     np.testing.assert_array_equal(ours, reference(SuppressTokensLogitsProcessor(words), LOGITS, np.zeros((B, 1))))
@@ -240,7 +242,7 @@ def test_min_length_is_that_of_transformers(num_new):
     from transformers import MinNewTokensLengthLogitsProcessor
 
     eos = np.tile(np.array([2, 9, -1], np.int32), (B, 1))
-    ours = filters.min_length(LOGITS, rows(num_new), rows(4), eos)
+    ours = filters.remove_early_eos(LOGITS, rows(num_new), rows(4), eos)
     wanted = reference(MinNewTokensLengthLogitsProcessor(6, 4, [2, 9]), LOGITS, np.zeros((B, 6 + num_new)))
     np.testing.assert_array_equal(ours, wanted)
 
@@ -250,24 +252,24 @@ def test_forced_tokens_are_those_of_transformers():
 
     first = reference(ForcedBOSTokenLogitsProcessor(3), LOGITS, np.zeros((B, 1)))
     last = reference(ForcedEOSTokenLogitsProcessor(8, 0), LOGITS, np.zeros((B, 7)))
-    np.testing.assert_array_equal(filters.forced(LOGITS, rows(3)), first)
-    np.testing.assert_array_equal(filters.forced(LOGITS, rows(0)), last)
+    np.testing.assert_array_equal(filters.force_token(LOGITS, rows(3)), first)
+    np.testing.assert_array_equal(filters.force_token(LOGITS, rows(0)), last)
     some = np.where(np.arange(B) % 2, 3, -1).astype(np.int32)
-    np.testing.assert_array_equal(filters.forced(LOGITS, some), np.where(some[:, None] >= 0, first, LOGITS))
+    np.testing.assert_array_equal(filters.force_token(LOGITS, some), np.where(some[:, None] >= 0, first, LOGITS))
 
 
 def test_a_removal_that_leaves_nothing_gives_way():
     everything = np.arange(B)[:, None] % 2 == np.zeros((1, V), int)
-    ours = np.asarray(filters.banned(LOGITS, everything))
+    ours = np.asarray(filters.remove_banned(LOGITS, everything))
     np.testing.assert_array_equal(ours, LOGITS)
     holes = LOGITS.copy()
     holes[:, 1:] = -np.inf
     only_first = np.arange(V) == np.zeros((B, 1), int)
-    np.testing.assert_array_equal(filters.banned(holes, only_first), holes)
-    np.testing.assert_array_equal(filters.min_length(holes, rows(0), rows(1), np.zeros((B, 1), np.int32)), holes)
-    np.testing.assert_array_equal(no_repeat_ngram(holes, np.zeros((B, 2), np.int32), rows(2), rows(1)), holes)
+    np.testing.assert_array_equal(filters.remove_banned(holes, only_first), holes)
+    np.testing.assert_array_equal(filters.remove_early_eos(holes, rows(0), rows(1), np.zeros((B, 1), np.int32)), holes)
+    np.testing.assert_array_equal(remove_repeated_ngrams(holes, np.zeros((B, 2), np.int32), rows(2), rows(1)), holes)
 
 
 def test_ids_outside_the_vocabulary_are_no_tokens():
     ids = np.array([[0, 4, 5, -1], [-1, -1, 99, 99]], np.int32)
-    np.testing.assert_array_equal(filters.tokens_in(ids, 5), [[True, False, False, False, True], [False] * 5])
+    np.testing.assert_array_equal(filters.token_presence(ids, 5), [[True, False, False, False, True], [False] * 5])

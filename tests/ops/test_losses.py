@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.ops.losses import LossOptions, cross_entropy, head_loss
+from jaxformer.ops.losses import LossOptions, auto_chunks, cross_entropy, head_loss
 
 RNG = np.random.default_rng(0)
 LOGITS = (3 * RNG.normal(size=(2, 5, 11))).astype(np.float32)
@@ -37,22 +37,23 @@ def test_loss_and_gradient_are_those_of_torch(label_smoothing, z_loss):
 
 
 def test_nll_is_plain_whatever_is_minimised():
-    plain = cross_entropy(LOGITS, TARGETS, WEIGHTS)
-    shaped = cross_entropy(LOGITS, TARGETS, WEIGHTS, label_smoothing=0.1, z_loss=0.01)
+    plain, _ = cross_entropy(LOGITS, TARGETS, WEIGHTS)
+    shaped, _ = cross_entropy(LOGITS, TARGETS, WEIGHTS, label_smoothing=0.1, z_loss=0.01)
     assert float(plain.loss) == float(plain.nll) == float(shaped.nll) != float(shaped.loss)
 
 
 def test_accuracy_is_that_of_argmax():
-    sums = cross_entropy(LOGITS, TARGETS, WEIGHTS)
+    sums, tokens = cross_entropy(LOGITS, TARGETS, WEIGHTS)
     assert float(sums.correct) == ((LOGITS.argmax(-1) == TARGETS) * WEIGHTS).sum()
-    best = cross_entropy(LOGITS, LOGITS.argmax(-1), WEIGHTS)
+    np.testing.assert_array_equal(tokens.correct_BT, LOGITS.argmax(-1) == TARGETS)
+    best, _ = cross_entropy(LOGITS, LOGITS.argmax(-1), WEIGHTS)
     assert float(best.correct) == float(best.weight) == WEIGHTS.sum()
 
 
 def test_parts_of_a_batch_add_up_to_the_whole():
-    whole = cross_entropy(LOGITS, TARGETS, WEIGHTS, label_smoothing=0.1, z_loss=0.01)
+    whole, _ = cross_entropy(LOGITS, TARGETS, WEIGHTS, label_smoothing=0.1, z_loss=0.01)
     parts = [
-        cross_entropy(LOGITS[i : i + 1], TARGETS[i : i + 1], WEIGHTS[i : i + 1], label_smoothing=0.1, z_loss=0.01)
+        cross_entropy(LOGITS[i : i + 1], TARGETS[i : i + 1], WEIGHTS[i : i + 1], label_smoothing=0.1, z_loss=0.01)[0]
         for i in range(2)
     ]
     np.testing.assert_allclose(np.array(parts).sum(0), np.array(whole), rtol=1e-6)
@@ -60,18 +61,18 @@ def test_parts_of_a_batch_add_up_to_the_whole():
 
 def test_tokens_of_weight_zero_do_not_count():
     other = np.where(WEIGHTS == 0, (TARGETS + 1) % 11, TARGETS)
-    np.testing.assert_array_equal(cross_entropy(LOGITS, other, WEIGHTS), cross_entropy(LOGITS, TARGETS, WEIGHTS))
+    np.testing.assert_array_equal(cross_entropy(LOGITS, other, WEIGHTS)[0], cross_entropy(LOGITS, TARGETS, WEIGHTS)[0])
 
 
 def test_bfloat16_logits_are_summed_in_float32():
     half = jnp.asarray(LOGITS, jnp.bfloat16)
-    sums = cross_entropy(half, TARGETS, WEIGHTS)
+    sums, _ = cross_entropy(half, TARGETS, WEIGHTS)
     assert sums.loss.dtype == jnp.float32
-    np.testing.assert_array_equal(sums, cross_entropy(half.astype(jnp.float32), TARGETS, WEIGHTS))
+    np.testing.assert_array_equal(sums, cross_entropy(half.astype(jnp.float32), TARGETS, WEIGHTS)[0])
 
 
 def test_huge_logits_do_not_overflow():
-    sums = cross_entropy(1e4 * LOGITS, TARGETS, WEIGHTS, z_loss=1e-8)
+    sums, _ = cross_entropy(1e4 * LOGITS, TARGETS, WEIGHTS, z_loss=1e-8)
     assert np.isfinite(np.array(sums)).all()
 
 
@@ -87,18 +88,53 @@ def test_chunks_change_neither_sums_nor_gradients(num_chunks):
         return hidden @ params["kernel"] + params["bias"]
 
     def whole(params, hidden):
-        sums = cross_entropy(head(params, hidden), targets, weights, **options)
-        return 3 * sums.loss / sums.weight, sums
+        results = cross_entropy(head(params, hidden), targets, weights, **options)
+        return 3 * results[0].loss / results[0].weight, results
 
     def chunked(params, hidden):
-        sums = head_loss(head, LossOptions(num_chunks=num_chunks, **options), params, hidden, targets, weights)
-        return 3 * sums.loss / sums.weight, sums
+        results = head_loss(head, LossOptions(num_chunks=num_chunks, **options), params, hidden, targets, weights)
+        return 3 * results[0].loss / results[0].weight, results
 
     operands = jax.tree.map(lambda a: a.astype(np.float32), ({"kernel": kernel, "bias": bias}, hidden))
     wanted, ours = (
         jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))(*operands) for loss in (whole, chunked)
     )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), ours, wanted)
-    (_, alone), _ = wanted
+    (_, results), _ = wanted
     without_gradient = jax.jit(chunked)(*operands)[1]
-    np.testing.assert_allclose(np.array(without_gradient), np.array(alone), rtol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), without_gradient, results)
+
+
+@pytest.mark.parametrize("num_chunks", [1, 2, 6])
+def test_losses_of_single_tokens_do_not_depend_on_chunks_or_weights(num_chunks):
+    """Scoring reads them, also for tokens of weight 0; they are plain whatever is minimised."""
+    logits = np.concatenate([LOGITS, LOGITS[:, :1]], axis=1)
+    targets = np.concatenate([TARGETS, TARGETS[:, :1]], axis=1)
+    weights = np.zeros(targets.shape, np.float32)
+    options = LossOptions(label_smoothing=0.1, z_loss=0.01, num_chunks=num_chunks)
+    sums, tokens = head_loss(lambda params, hidden: hidden, options, {}, logits, targets, weights)
+    wanted = -np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), targets[..., None], axis=-1)[..., 0]
+    np.testing.assert_allclose(tokens.nll_BT, wanted, rtol=1e-5)
+    np.testing.assert_array_equal(tokens.correct_BT, logits.argmax(-1) == targets)
+    assert float(sums.weight) == float(sums.nll) == 0.0
+
+
+def test_losses_of_single_tokens_cost_nothing_unused():
+    """The training step does not read them, and no [B, T] array leaves its loop."""
+
+    def loss(hidden, with_tokens):
+        options = LossOptions(num_chunks=2)
+        sums, tokens = head_loss(lambda params, hidden: hidden, options, {}, hidden, TARGETS[:, :4], WEIGHTS[:, :4])
+        return (sums, tokens) if with_tokens else sums
+
+    shapes = [jax.jit(loss, static_argnums=1).lower(LOGITS[:, :4], each).compile().as_text() for each in (True, False)]
+    assert ["f32[2,2,2]" in text for text in shapes] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "vocab_size", "chunks"),
+    [(8, 256, 8192, 2), (8, 256, 1000, 1), (32, 1024, 32_000, 32), (0, 64, 50_000, 1), (8, 255, 50_000, 1)],
+)
+def test_chunks_are_chosen_by_size(rows, length, vocab_size, chunks):
+    """At least 1024 positions and 2**22 logits each; they divide the length."""
+    assert auto_chunks(rows, length, vocab_size) == chunks

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from jaxformer.ops.masks import Mask, allowed
+from jaxformer.ops.masks import Mask, dense_mask
 
 B, T, S = 2, 4, 7
 
@@ -45,13 +45,13 @@ def test_a_block_is_a_slice_of_the_whole(mask, t, s):
 
 def test_no_condition_is_no_array():
     """A kernel may then skip masking."""
-    assert allowed(Mask(), (0, T), (0, S)) is None
-    assert allowed(Mask(prefix=np.array([1, 2])), (0, T), (0, S)) is None, "a prefix only widens what is causal"
+    assert dense_mask(Mask(), (0, T), (0, S)) is None
+    assert dense_mask(Mask(prefix=np.array([1, 2])), (0, T), (0, S)) is None, "a prefix only widens what is causal"
 
 
 @pytest.mark.parametrize("mask", [Mask(causal=True), Mask(causal=True, window=2)])
 def test_a_mask_without_rows_has_one_row(mask):
-    assert allowed(mask, (0, T), (0, S)).shape == (1, T, S)
+    assert dense_mask(mask, (0, T), (0, S)).shape == (1, T, S)
 
 
 def test_flags_are_static_and_arrays_are_leaves():
@@ -63,12 +63,12 @@ def test_flags_are_static_and_arrays_are_leaves():
     def dense(mask):
         assert mask.causal is True
         assert mask.window == 3
-        return allowed(mask, (0, T), (0, S))
+        return dense_mask(mask, (0, T), (0, S))
 
-    np.testing.assert_array_equal(dense(mask), allowed(mask, (0, T), (0, S)))
+    np.testing.assert_array_equal(dense(mask), dense_mask(mask, (0, T), (0, S)))
 
 
 def _dense(mask: Mask, queries: tuple[int, int], keys: tuple[int, int]) -> np.ndarray:
     shape = (B, queries[1] - queries[0], keys[1] - keys[0])
-    result = allowed(mask, queries, keys)
+    result = dense_mask(mask, queries, keys)
     return np.broadcast_to(True if result is None else np.asarray(result), shape)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxformer.config.model import Activation
-from jaxformer.ops.activations import ACTIVATIONS
+from jaxformer.ops.elementwise import ACTIVATIONS
 from jaxformer.ops.norms import layer_norm, rms_norm
 
 RNG = np.random.default_rng(0)

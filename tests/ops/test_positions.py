@@ -8,9 +8,13 @@ import pytest
 
 from jaxformer.config import BandScaling, DynamicNtkScaling, LinearScaling, Rope, Sinusoidal, YarnScaling
 from jaxformer.config.model import RopeScaling
-from jaxformer.ops.positions import rope, rope_frequencies, sinusoidal
+from jaxformer.ops.positions import apply_rope, rope_frequencies, rope_tables, sinusoidal
 
 # ---------------------------------------------------------------- sinusoids
+
+
+def rope(x, positions, spec):
+    return apply_rope(x, rope_tables(positions, spec, x.shape[-1]))
 
 
 def test_sinusoids_are_the_paper_s_formula():

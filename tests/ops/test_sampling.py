@@ -9,7 +9,7 @@ from scipy import stats
 
 from jaxformer.ops import sampling
 from jaxformer.ops.filters import token_counts
-from jaxformer.ops.sampling import History, Settings, log_probs
+from jaxformer.ops.sampling import History, SamplingParams, token_log_probs
 
 B, V = 32, 40
 RNG = np.random.default_rng(1)
@@ -19,10 +19,10 @@ LENGTHS = RNG.integers(1, 13, size=B).astype(np.int32)
 KEYS = jax.random.split(jax.random.key(0), B)
 FRESH = History(PROMPT, LENGTHS, LENGTHS)
 EOS = 5
-choose, filtered = map(jax.jit, (sampling.choose, sampling.filtered))
+sample_next, apply_filters = map(jax.jit, (sampling.sample_next, sampling.apply_filters))
 
 
-def every_setting(seed: int = 2) -> Settings:
+def every_setting(seed: int = 2) -> SamplingParams:
     """Each row its own of everything, now and then off."""
     rng = np.random.default_rng(seed)
 
@@ -30,7 +30,7 @@ def every_setting(seed: int = 2) -> Settings:
         drawn = rng.integers(low, high, B) if kind is np.int32 else rng.uniform(low, high, B)
         return np.where(rng.random(B) < 0.3, off, drawn).astype(kind)
 
-    return Settings(
+    return SamplingParams(
         temperature=column(0.3, 2.0, 0.0),
         top_k=column(1, V + 5, 0, np.int32),
         top_p=column(0.3, 1.0, 1.0),
@@ -114,7 +114,7 @@ def processors(model, options: dict, prompt_length: int):
     return model._get_logits_processor(config, input_ids_seq_length=prompt_length, encoder_input_ids=None)
 
 
-def same_for_all(options: dict, batch: int) -> Settings:
+def same_for_all(options: dict, batch: int) -> SamplingParams:
     columns = {"max_new_tokens": np.full(batch, MAX_NEW, np.int32), "eos": np.full((batch, 1), EOS, np.int32)}
     for name, value in options.items():
         if name == "bias":
@@ -124,7 +124,7 @@ def same_for_all(options: dict, batch: int) -> Settings:
             columns[name] = np.isin(np.arange(V), value) & np.ones((batch, 1), bool)
         else:
             columns[name] = np.full(batch, value, np.int32 if isinstance(value, int) else np.float32)
-    return Settings(**columns)
+    return SamplingParams(**columns)
 
 
 @pytest.mark.parametrize("num_new", [0, 2, MAX_NEW - 1])
@@ -137,7 +137,7 @@ def test_pipelines_are_those_of_transformers(name, num_new, tiny):
     lengths = np.ones_like(LENGTHS) if "forced_first" in options else LENGTHS
     new = RNG.integers(0, 4, size=(B, num_new))
     settings = same_for_all(options, B)
-    ours = np.asarray(filtered(LOGITS, settings, history_after(new, lengths=lengths)))
+    ours = np.asarray(apply_filters(LOGITS, settings, history_after(new, lengths=lengths)))
     for i in range(B):
         ids = np.concatenate([PROMPT[i, : lengths[i]], new[i]])
         pipeline = processors(tiny, options, int(lengths[i]))
@@ -147,13 +147,13 @@ def test_pipelines_are_those_of_transformers(name, num_new, tiny):
 
 def test_pipelines_hold_every_setting_transformers_has():
     covered = {name for options in PIPELINES.values() for name in options}
-    assert set(Settings._fields) - covered == {"frequency_penalty", "presence_penalty", "max_new_tokens", "eos"}
+    assert set(SamplingParams._fields) - covered == {"frequency_penalty", "presence_penalty", "max_new_tokens", "eos"}
 
 
 def test_frequency_and_presence_penalties_see_new_tokens_only_and_follow_the_repetition_penalty():
     settings = same_for_all({"repetition_penalty": 2.0, "frequency_penalty": 0.25, "presence_penalty": 1.5}, B)
     new = RNG.integers(0, 8, size=(B, 6))
-    ours = np.asarray(filtered(LOGITS, settings, history_after(new)))
+    ours = np.asarray(apply_filters(LOGITS, settings, history_after(new)))
     for i in range(B):
         for token in range(V):
             wanted, times = LOGITS[i, token], new[i].tolist().count(token)
@@ -167,12 +167,12 @@ def test_frequency_and_presence_penalties_see_new_tokens_only_and_follow_the_rep
 def test_a_row_is_the_same_alone_and_in_a_batch(num_new):
     settings = every_setting()
     history = history_after(RNG.integers(0, 4, size=(B, num_new)))
-    scores, tokens = filtered(LOGITS, settings, history), choose(LOGITS, KEYS, settings, history)
+    scores, tokens = apply_filters(LOGITS, settings, history), sample_next(LOGITS, KEYS, settings, history)
     for i in range(B):
         row = slice(i, i + 1)
         alone = jax.tree.map(lambda x, row=row: x[row], (settings, history))
-        np.testing.assert_array_equal(filtered(LOGITS[row], *alone), scores[row])
-        np.testing.assert_array_equal(choose(LOGITS[row], KEYS[row], *alone), tokens[row])
+        np.testing.assert_array_equal(apply_filters(LOGITS[row], *alone), scores[row])
+        np.testing.assert_array_equal(sample_next(LOGITS[row], KEYS[row], *alone), tokens[row])
 
 
 def test_a_filter_left_out_is_one_that_is_off():
@@ -184,14 +184,14 @@ def test_a_filter_left_out_is_one_that_is_off():
     for name, value in off.items():
         turned_off = settings._replace(**{name: np.full_like(getattr(settings, name), value)})
         left_out = settings._replace(**{name: None})
-        np.testing.assert_array_equal(*(filtered(LOGITS, each, history) for each in (turned_off, left_out)), name)
-        assert not np.array_equal(filtered(LOGITS, settings, history), filtered(LOGITS, left_out, history)) or (
-            name in ("forced_first", "forced_last")
-        )
+        np.testing.assert_array_equal(*(apply_filters(LOGITS, each, history) for each in (turned_off, left_out)), name)
+        assert not np.array_equal(
+            apply_filters(LOGITS, settings, history), apply_filters(LOGITS, left_out, history)
+        ) or (name in ("forced_first", "forced_last"))
 
 
 def test_settings_that_differ_in_value_share_one_program():
-    compiled = jax.jit(lambda *inputs: sampling.choose(*inputs))
+    compiled = jax.jit(lambda *inputs: sampling.sample_next(*inputs))
     for seed in range(5):
         settings = every_setting(seed)
         compiled(LOGITS, KEYS, settings, history_after(RNG.integers(0, 4, size=(B, seed))))
@@ -199,23 +199,25 @@ def test_settings_that_differ_in_value_share_one_program():
 
 
 @pytest.mark.parametrize("spec", [P("x"), P(None, "x")], ids=["rows", "vocabulary"])
-def test_eight_devices_choose_as_one(spec):
+def test_eight_devices_sample_as_one(spec):
     settings = every_setting()
     history = history_after(RNG.integers(0, 4, size=(B, 3)))
     sharding = NamedSharding(jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,)), spec)
     spread = jax.device_put(LOGITS, sharding)
-    np.testing.assert_array_equal(choose(spread, KEYS, settings, history), choose(LOGITS, KEYS, settings, history))
+    np.testing.assert_array_equal(
+        sample_next(spread, KEYS, settings, history), sample_next(LOGITS, KEYS, settings, history)
+    )
 
 
 def test_greedy_is_argmax_and_compiles_neither_draw_nor_search():
-    program = choose.lower(LOGITS, KEYS, Settings(), FRESH).as_text()
+    program = sample_next.lower(LOGITS, KEYS, SamplingParams(), FRESH).as_text()
     assert not any(word in program for word in ("while", "threefry", "stablehlo.sort"))
-    np.testing.assert_array_equal(choose(LOGITS, KEYS, Settings(), FRESH), LOGITS.argmax(-1))
+    np.testing.assert_array_equal(sample_next(LOGITS, KEYS, SamplingParams(), FRESH), LOGITS.argmax(-1))
 
 
 def test_no_filter_sorts():
     settings = every_setting()
-    program = filtered.lower(LOGITS, settings, history_after(np.zeros((B, 0)))).as_text()
+    program = apply_filters.lower(LOGITS, settings, history_after(np.zeros((B, 0)))).as_text()
     assert "while" in program
     assert "stablehlo.sort" not in program
 
@@ -225,7 +227,7 @@ def test_no_row_is_ever_empty(seed):
     settings = every_setting(seed)
     history = history_after(RNG.integers(0, V, size=(B, 5)))
     bans = settings._replace(banned=RNG.random((B, V)) < np.linspace(0.8, 1.0, B)[:, None])
-    scores = np.asarray(filtered(LOGITS, bans, history))
+    scores = np.asarray(apply_filters(LOGITS, bans, history))
     assert np.isfinite(scores).any(axis=-1).all()
     assert not np.isnan(scores).any()
 
@@ -234,18 +236,18 @@ def test_where_removals_leave_nothing_the_bans_give_way_last():
     only = np.arange(V) == 5
     one = np.array([1], np.int32)
     history = History(np.array([[5, 0]], np.int32), one, one)
-    strict = Settings(
+    strict = SamplingParams(
         banned=~only[None], eos=np.array([[5]], np.int32), min_new_tokens=np.array([3]), no_repeat_ngram=np.array([1])
     )
-    assert choose(LOGITS[:1], KEYS[:1], strict, history).tolist() == [5]
+    assert sample_next(LOGITS[:1], KEYS[:1], strict, history).tolist() == [5]
     # The bans leave 5 and 6, and 5 would end the row: 6 although it repeats.
     banned, ids = ~(only | (np.arange(V) == 6))[None], np.array([[6, 0]], np.int32)
-    assert choose(LOGITS[:1], KEYS[:1], strict._replace(banned=banned), history._replace(ids=ids)).tolist() == [6]
+    assert sample_next(LOGITS[:1], KEYS[:1], strict._replace(banned=banned), history._replace(ids=ids)).tolist() == [6]
 
 
 def test_a_forced_token_wins_over_every_removal():
     settings = every_setting()._replace(banned=np.ones((B, V), bool), forced_first=np.full(B, EOS, np.int32))
-    assert (choose(LOGITS, KEYS, settings, history_after(np.zeros((B, 0)))) == EOS).all()
+    assert (sample_next(LOGITS, KEYS, settings, history_after(np.zeros((B, 0)))) == EOS).all()
 
 
 # ---------------------------------------------------------------- history
@@ -277,11 +279,11 @@ def test_frequencies_follow_the_filtered_distribution(temperature, options):
     logits = np.broadcast_to(np.linspace(2.0, -2.0, 9, dtype=np.float32), (draws, 9))
     settings = same_for_all({"temperature": temperature, **options}, draws)
     wanted = distribution(
-        np.asarray(filtered(logits[:1], same_for_all({"temperature": temperature, **options}, 1), FRESH))
+        np.asarray(apply_filters(logits[:1], same_for_all({"temperature": temperature, **options}, 1), FRESH))
     )
     keys = jax.random.split(jax.random.key(3), draws)
     one = np.ones(draws, np.int32)
-    drawn = np.asarray(choose(logits, keys, settings, History(one[:, None], one, one)))
+    drawn = np.asarray(sample_next(logits, keys, settings, History(one[:, None], one, one)))
     found, wanted = np.bincount(drawn, minlength=9), wanted[0]
     assert (found[wanted == 0] == 0).all()
     kept = wanted > 0
@@ -290,42 +292,42 @@ def test_frequencies_follow_the_filtered_distribution(temperature, options):
 
 
 def test_a_draw_depends_on_its_own_key_alone():
-    settings = Settings(temperature=np.full(B, 1.3, np.float32), top_k=np.full(B, 20, np.int32))
-    together = np.asarray(choose(LOGITS, KEYS, settings, FRESH))
-    np.testing.assert_array_equal(choose(LOGITS, KEYS, settings, FRESH), together)
+    settings = SamplingParams(temperature=np.full(B, 1.3, np.float32), top_k=np.full(B, 20, np.int32))
+    together = np.asarray(sample_next(LOGITS, KEYS, settings, FRESH))
+    np.testing.assert_array_equal(sample_next(LOGITS, KEYS, settings, FRESH), together)
     order = RNG.permutation(B)
-    np.testing.assert_array_equal(choose(LOGITS[order], KEYS[order], settings, FRESH), together[order])
+    np.testing.assert_array_equal(sample_next(LOGITS[order], KEYS[order], settings, FRESH), together[order])
     others = LOGITS.copy()
     others[1:] = 0
-    assert choose(others, KEYS, settings, FRESH)[0] == together[0]
-    assert not np.array_equal(choose(LOGITS, KEYS[::-1], settings, FRESH), together)
+    assert sample_next(others, KEYS, settings, FRESH)[0] == together[0]
+    assert not np.array_equal(sample_next(LOGITS, KEYS[::-1], settings, FRESH), together)
 
 
 def test_a_temperature_near_zero_is_greedy():
     for temperature in (0.0, 1e-40, 1e-36, 1e-12, 9e-7, 1e-6, 1e-5):
         settings = same_for_all({"temperature": temperature, "top_p": 0.9, "typical_p": 0.9}, B)
-        assert not np.isnan(filtered(1e4 * LOGITS, settings, FRESH)).any()
-        np.testing.assert_array_equal(choose(1e4 * LOGITS, KEYS, settings, FRESH), LOGITS.argmax(-1))
-    assert sampling.LEAST_TEMPERATURE == 1e-6
+        assert not np.isnan(apply_filters(1e4 * LOGITS, settings, FRESH)).any()
+        np.testing.assert_array_equal(sample_next(1e4 * LOGITS, KEYS, settings, FRESH), LOGITS.argmax(-1))
+    assert sampling.MIN_TEMPERATURE == 1e-6
 
 
 def test_temperature_zero_ignores_keys_and_what_narrows():
     settings = same_for_all({"temperature": 0.0, "typical_p": 0.1, "top_k": 3}, B)
     for keys in (KEYS, KEYS[::-1]):
-        drawn = choose(LOGITS, keys, settings, FRESH)
+        drawn = sample_next(LOGITS, keys, settings, FRESH)
         np.testing.assert_array_equal(drawn, LOGITS.argmax(-1))
         assert drawn.dtype == jnp.int32
-    np.testing.assert_array_equal(filtered(LOGITS, settings, FRESH), LOGITS)
+    np.testing.assert_array_equal(apply_filters(LOGITS, settings, FRESH), LOGITS)
 
 
 def test_half_precision_logits_are_read_as_float32():
     half = jnp.asarray(LOGITS, jnp.bfloat16)
-    for settings in (Settings(), Settings(banned=every_setting().banned), every_setting()):
+    for settings in (SamplingParams(), SamplingParams(banned=every_setting().banned), every_setting()):
         history = history_after(np.zeros((B, 1)))
-        scores = filtered(half, settings, history)
+        scores = apply_filters(half, settings, history)
         assert scores.dtype == jnp.float32
-        np.testing.assert_array_equal(scores, filtered(half.astype(jnp.float32), settings, history))
-    assert log_probs(half, jnp.zeros(B, jnp.int32), 2).top.dtype == jnp.float32
+        np.testing.assert_array_equal(scores, apply_filters(half.astype(jnp.float32), settings, history))
+    assert token_log_probs(half, jnp.zeros(B, jnp.int32), 2).top.dtype == jnp.float32
 
 
 # ---------------------------------------------------------------- log-probabilities
@@ -334,20 +336,20 @@ def test_log_probabilities_are_transition_scores(tiny):
     import torch
 
     settings = same_for_all({"temperature": 0.8, "top_k": 9}, B)
-    tokens = choose(LOGITS, KEYS, settings, FRESH)
-    for logits in (filtered(LOGITS, settings, FRESH), LOGITS):
+    tokens = sample_next(LOGITS, KEYS, settings, FRESH)
+    for logits in (apply_filters(LOGITS, settings, FRESH), LOGITS):
         sequences = torch.tensor(np.stack([PROMPT[:, 0], tokens], axis=1).astype(np.int64))
         wanted = tiny.compute_transition_scores(sequences, (torch.tensor(np.asarray(logits)),), normalize_logits=True)
-        np.testing.assert_allclose(log_probs(logits, tokens).chosen, wanted.numpy()[:, 0], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(token_log_probs(logits, tokens).chosen, wanted.numpy()[:, 0], rtol=1e-5, atol=1e-6)
 
 
 def test_top_log_probabilities_descend_and_name_their_tokens():
     tokens = LOGITS.argmax(-1)
-    found = log_probs(LOGITS, tokens, top_n=5)
+    found = token_log_probs(LOGITS, tokens, top_n=5)
     exact = np.log(np.array([distribution(row) for row in LOGITS]))
     order = np.argsort(-exact, axis=-1)[:, :5]
     np.testing.assert_array_equal(found.top_ids, order)
     np.testing.assert_allclose(found.top, np.take_along_axis(exact, order, axis=-1), atol=1e-5)
     np.testing.assert_array_equal(found.chosen, found.top[:, 0])
-    assert log_probs(LOGITS, tokens).top.shape == (B, 0)
-    assert log_probs(LOGITS, tokens, top_n=V + 3).top.shape == (B, V)
+    assert token_log_probs(LOGITS, tokens).top.shape == (B, 0)
+    assert token_log_probs(LOGITS, tokens, top_n=V + 3).top.shape == (B, V)

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
-from jaxformer.layers import Transformer, init_params
-from jaxformer.layers.forms import is_quantized, quantized
+from jaxformer.layers import Transformer, abstract_params, init_params
 from jaxformer.models.rnn import rnn
 from jaxformer.models.vaswani import vaswani
-from jaxformer.ops.quantized import Int8Matrix
+from jaxformer.ops.weights import Int8Matrix, is_quantized, quantize_params
 from jaxformer.sharding import path_name
 from jaxformer.typing import Params, Tokens, tokens_from_ids
 from jaxformer.zoo.samples import SAMPLES, VOCAB
@@ -30,7 +29,7 @@ def _outputs(model: Transformer, params: Params, tokens: Tokens, source: Tokens 
     """Logits or hidden states, and what a pooler gives."""
     outputs = (model.apply({"params": params}, tokens, source),)
     if model.config.pooler is not None:
-        outputs += (model.apply({"params": params}, tokens, method="pooled"),)
+        outputs += (model.apply({"params": params}, tokens, method="pool"),)
     return outputs
 
 
@@ -46,7 +45,7 @@ def test_every_family_runs_and_stays_close(name, pair_of):
     else:
         model = Transformer(OWN[name]())
         params = init_params(model.config, jax.random.key(7))
-    whole = quantized(params, model.config, None)
+    whole = quantize_params(params, abstract_params(model.config)[1])
     assert is_quantized(whole)
     _check_shrunk(params, whole)
     ids = jnp.asarray(np.random.default_rng(0).integers(3, VOCAB - 1, (4, 24)), jnp.int32)

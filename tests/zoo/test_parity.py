@@ -14,7 +14,7 @@ import jaxformer as jf
 from jaxformer.convert.directory import FORMATS
 from jaxformer.errors import UserError
 from jaxformer.layers import Runtime, Transformer
-from jaxformer.ops.attention import MIN_BLOCK
+from jaxformer.ops.attention.blocked import MIN_BLOCK
 from jaxformer.typing import Tokens, tokens_from_ids
 from jaxformer.zoo.samples import POSITIONS, SAMPLES, VOCAB
 
@@ -83,7 +83,7 @@ def _answers(model: Transformer, params, tokens: Tokens, source: Tokens | None) 
         if model.config.shape == "encoder-only":
             said["hidden"] = model.hidden(tokens)
         if model.config.pooler is not None:
-            said["pooled"] = model.pooled(tokens)
+            said["pooled"] = model.pool(tokens)
         return said
 
     return model.apply({"params": params}, method=say)

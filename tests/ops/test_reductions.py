@@ -4,10 +4,10 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformer.ops.largest import BLOCK, SHORT, top_k
+from jaxformer.ops.reductions import BLOCK, SHORT_ROW, top_k
 
 
-@pytest.mark.parametrize("width", [5, SHORT - 1, SHORT, SHORT + 1, 40 * BLOCK, 40 * BLOCK + 77])
+@pytest.mark.parametrize("width", [5, SHORT_ROW - 1, SHORT_ROW, SHORT_ROW + 1, 40 * BLOCK, 40 * BLOCK + 77])
 @pytest.mark.parametrize("k", [1, 5, 31])
 def test_values_and_indices_are_those_of_jax(width, k):
     rng = np.random.default_rng(0)

@@ -1,0 +1,60 @@
+"""What every attention kernel receives: one value, so that a new option changes no signature."""
+
+from dataclasses import dataclass, field
+
+import jax
+from jaxtyping import Array, Float
+
+from jaxformer.ops.biases import Bias
+from jaxformer.ops.masks import Mask
+
+
+@dataclass(frozen=True)
+class AttentionParams:
+    """The constants of an attention layer, known when it is compiled."""
+
+    scale: float
+    softcap: float | None = None
+    dropout_rate: float = 0.0
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class AttentionInputs:
+    """N query heads share K key-value heads (arXiv:2305.13245).
+
+    Keys and values have heads before positions, as caches store them: matrix products then read them contiguously.
+    """
+
+    q_BTNH: Float[Array, "B T N H"]
+    k_BKSH: Float[Array, "B K S H"]
+    v_BKSH: Float[Array, "B K S H"]
+    mask: Mask
+    params: AttentionParams = field(metadata={"static": True})
+    bias: Bias | None = None
+    dropout_key: jax.Array | None = None
+    """None turns dropout off."""
+
+    @property
+    def num_queries(self) -> int:
+        return self.q_BTNH.shape[1]
+
+    @property
+    def num_keys(self) -> int:
+        return self.k_BKSH.shape[2]
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.k_BKSH.shape[1]
+
+
+def unsupported_shape(inputs: AttentionInputs) -> str | None:
+    """Why no kernel can compute this, from the shapes alone."""
+    q, k, v = inputs.q_BTNH.shape, inputs.k_BKSH.shape, inputs.v_BKSH.shape
+    if k != v:
+        return f"keys have shape {k} and values {v}"
+    if q[0] != k[0] or q[3] != k[3]:
+        return f"queries of shape {q} and keys of shape {k} differ in batch size or head dimension"
+    if q[2] % k[1]:
+        return f"{q[2]} query heads do not divide into groups for {k[1]} key-value heads"
+    return None

@@ -1,0 +1,50 @@
+"""What the dimensions of a parameter are, read off its logical axes rather than its name."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from jaxformer.typing import Array, Float
+
+Axes = tuple[str | None, ...]
+
+LEAD_AXES = ("layers", "expert")
+"""Dimensions along which matrices are stacked."""
+
+
+class MatrixDims(NamedTuple):
+    """Indices of a parameter's dimensions: stacked matrices, what is contracted, what comes out."""
+
+    lead: tuple[int, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+def matrix_dims(axes: Axes) -> MatrixDims | None:
+    """The dimensions of a matrix; None for norms, biases and tables that are only looked up.
+
+    One side of every matrix is the model's width, `embed`. The token table counts as the kernel of a tied head.
+    """
+    lead = tuple(i for i, axis in enumerate(axes) if axis in LEAD_AXES)
+    rest = tuple(i for i in range(len(axes)) if i not in lead)
+    if len(rest) < 2 or "embed" not in axes or axes[rest[0]] in (None, "position"):
+        return None
+    embed = axes.index("embed")
+    others = tuple(i for i in rest if i != embed)
+    embed_is_input = rest[0] == embed or axes[rest[0]] == "vocab"
+    return MatrixDims(lead, (embed,), others) if embed_is_input else MatrixDims(lead, others, (embed,))
+
+
+def weight_dims(axes: Axes) -> MatrixDims | None:
+    """`matrix_dims` of the matrices that may be stored in another representation.
+
+    Routers keep theirs: a rounded router sends tokens to other experts.
+    """
+    return None if "router" in axes else matrix_dims(axes)
+
+
+def inputs_first(
+    array: Float[Array, "*lead_and_out_and_in"], num_in: int, num_lead: int
+) -> Float[Array, "*lead_and_in_and_out"]:
+    """Move the input dimensions from the end to the place after the lead dimensions."""
+    return jnp.moveaxis(array, range(-num_in, 0), range(num_lead, num_lead + num_in))

@@ -1,0 +1,38 @@
+"""Activations, soft caps and dropout.
+
+An activation keeps only its input for the backward pass and computes the rest again: differentiating GELU term by
+term would keep four arrays of the MLP's width alive, and moving them costs more than a second tanh.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "relu": jax.nn.relu,
+    "gelu": jax.checkpoint(partial(jax.nn.gelu, approximate=False)),
+    "gelu_tanh": jax.checkpoint(partial(jax.nn.gelu, approximate=True)),
+    "silu": jax.checkpoint(jax.nn.silu),
+    "tanh": jax.nn.tanh,
+}
+
+
+def apply_softcap(x: Float[Array, "*dims"], cap: float | None) -> Float[Array, "*dims"]:
+    """Squash x smoothly into (-cap, cap)."""
+    return x if cap is None else cap * jnp.tanh(x / cap)
+
+
+def dropout(x: Float[Array, "*dims"], rate: float, key: jax.Array | None) -> Float[Array, "*dims"]:
+    """Inverted dropout: zero a share `rate` of x and scale up the rest; no key means no dropout."""
+    if key is None or rate == 0.0:
+        return x
+    keep = jax.random.bernoulli(key, 1.0 - rate, x.shape)
+    return jnp.where(keep, x / (1.0 - rate), jnp.zeros_like(x))
+
+
+def split_key(key: jax.Array | None, num: int) -> list[jax.Array | None]:
+    """`num` independent keys, or `num` Nones if there is no key."""
+    return [None] * num if key is None else list(jax.random.split(key, num))
