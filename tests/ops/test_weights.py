@@ -1,5 +1,7 @@
 """Weight representations: which parameters are matrices, int8 rounding, and products against float64."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +18,7 @@ PRODUCTS = {"integer": int8_product, "float": weights._float_product}
 def dims_of(num_in: int, num_out: int, num_lead: int = 0) -> MatrixDims:
     """Of a kernel with its dimensions in this order: lead, inputs, outputs."""
     bounds = (0, num_lead, num_lead + num_in, num_lead + num_in + num_out)
-    return MatrixDims(*(tuple(range(a, b)) for a, b in zip(bounds, bounds[1:], strict=False)))
+    return MatrixDims(*(tuple(range(a, b)) for a, b in itertools.pairwise(bounds)))
 
 
 def quantize(kernel, num_in: int = 1, num_lead: int = 0) -> Int8Matrix:
