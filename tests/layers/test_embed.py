@@ -189,7 +189,7 @@ def test_a_whole_model_pools_alike_wherever_the_padding_is(reader, params_of, po
     pooler = PoolerConfig(pooling=pooling, transform=TransformConfig(activation="tanh"), num_classes=3)
     config = reader.model_copy(update={"pooler": pooler})
     params, ids = params_of(config), jnp.array(IDS)
-    run = jax.jit(lambda tokens: Transformer(config).apply({"params": params}, tokens, method="pooled"))
+    run = jax.jit(lambda tokens: Transformer(config).apply({"params": params}, tokens, method="pool"))
     alone = run(tokens_from_ids(ids))
     assert alone.shape == (2, 3)
     for width in (((0, 0), (0, 3)), ((0, 0), (3, 0))):

@@ -195,7 +195,7 @@ decoder/blocks_0/attention/v/kernel 2x8x1x4 layers,embed,kv_heads,head_dim
 decoder/blocks_0/attention_norm/scale 2x8 layers,norm
 decoder/blocks_0/mlp/down 2x5x6x8 layers,expert,mlp,embed
 decoder/blocks_0/mlp/gate 2x5x8x6 layers,expert,embed,mlp
-decoder/blocks_0/mlp/router/kernel 2x8x5 layers,embed,-
+decoder/blocks_0/mlp/router/kernel 2x8x5 layers,embed,router
 decoder/blocks_0/mlp/up 2x5x8x6 layers,expert,embed,mlp
 decoder/blocks_0/mlp_norm/scale 2x8 layers,norm
 decoder/first_0/attention/k/kernel 1x8x1x4 layers,embed,kv_heads,head_dim

@@ -279,10 +279,10 @@ def test_the_state_is_float32_whatever_the_products_are(cell):
 PARAMETERS = {
     "decoder/layers_0/bias": ((4, 8), (None, "mlp")),
     "decoder/layers_0/input/kernel": ((12, 4, 8), ("embed", None, "mlp")),
-    "decoder/layers_0/recurrent_kernel": ((8, 4, 8), ("embed", None, "mlp")),
+    "decoder/layers_0/recurrent_kernel": ((8, 4, 8), ("state", None, "mlp")),
     "decoder/layers_1/bias": ((4, 8), (None, "mlp")),
     "decoder/layers_1/input/kernel": ((8, 4, 8), ("embed", None, "mlp")),
-    "decoder/layers_1/recurrent_kernel": ((8, 4, 8), ("embed", None, "mlp")),
+    "decoder/layers_1/recurrent_kernel": ((8, 4, 8), ("state", None, "mlp")),
     "decoder/out/kernel": ((8, 12), ("mlp", "embed")),
     "embedding/tokens": ((31, 12), ("vocab", "embed")),
     "head/bias": ((31,), ("vocab",)),

@@ -188,3 +188,38 @@ def test_bfloat16_layers_carry_bfloat16(mixed, params_of):
     model = Transformer(mixed, Runtime(dtype=jnp.bfloat16))
     hidden = jax.eval_shape(lambda: model.apply({"params": params_of(mixed)}, TOKENS, method="hidden"))
     assert hidden.dtype == jnp.bfloat16
+
+
+# ---------------------------------------------------------------- what layers share
+@pytest.mark.parametrize("runtime", [Runtime(), Runtime(unroll="all"), Runtime(remat="full")], ids=str)
+def test_rotary_tables_are_computed_once_per_pass(mixed, params_of, runtime):
+    """Both kinds of blocks have the same encoding: one cosine for five layers, with and without caches."""
+    model, params = Transformer(mixed, runtime), params_of(mixed)
+    caches = make_caches(mixed, 2, 8, runtime)
+    start_B = jnp.zeros(2, jnp.int32)
+    whole = jax.make_jaxpr(lambda p: model.apply({"params": p}, TOKENS, method="hidden"))(params)
+    extended = jax.make_jaxpr(lambda p: model.apply({"params": p}, TOKENS, start_B, caches, method="extend"))(params)
+    assert [str(jaxpr).count(" = cos ") for jaxpr in (whole, extended)] == [1, 1]
+
+
+def test_every_rotary_encoding_has_its_own_tables(mixed, params_of):
+    other = apply_overrides(mixed, ["decoder.pattern.0.attention.position.theta=500"])
+    jaxpr = jax.make_jaxpr(lambda p: Transformer(other).apply({"params": p}, TOKENS, method="hidden"))
+    assert str(jaxpr(params_of(other))).count(" = cos ") == 2
+
+
+def test_a_profile_reads_like_the_code(sparse, pair, params_of):
+    """Operations carry the names of stacks, blocks, sub-layers, norms, the chosen kernel and the router."""
+
+    def scopes(config, *inputs):
+        run = jax.jit(lambda p: Transformer(config).apply({"params": p}, *inputs))
+        return run.lower(params_of(config)).as_text(debug_info=True)
+
+    program = scopes(sparse, TOKENS)
+    for name in ("embedding", "decoder", "first_0", "blocks_0", "blocks_1", "attention", "attend_reference", "mlp"):
+        assert f"{name}/" in program, name
+    for name in ("moe/router", "attention_norm", "mlp_norm", "mlp_post_norm", "final_norm", "head"):
+        assert f"{name}/" in program, name
+    program = scopes(pair, TOKENS, TOKENS)
+    for name in ("encoder", "decoder", "cross_attention", "cross_attention_norm"):
+        assert f"{name}/" in program, name

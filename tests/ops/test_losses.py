@@ -127,8 +127,10 @@ def test_losses_of_single_tokens_cost_nothing_unused():
         sums, tokens = head_loss(lambda params, hidden: hidden, options, {}, hidden, TARGETS[:, :4], WEIGHTS[:, :4])
         return (sums, tokens) if with_tokens else sums
 
-    shapes = [jax.jit(loss, static_argnums=1).lower(LOGITS[:, :4], each).compile().as_text() for each in (True, False)]
-    assert ["f32[2,2,2]" in text for text in shapes] == [True, False]
+    programs = [
+        jax.jit(loss, static_argnums=1).lower(LOGITS[:, :4], each).compile().as_text() for each in (True, False)
+    ]
+    assert ["pred[2,2,2]" in text for text in programs] == [True, False]
 
 
 @pytest.mark.parametrize(
