@@ -11,8 +11,7 @@ from jaxformer.config import DataConfig, RunConfig, Source
 from jaxformer.data.objectives import OBJECTIVES, Objective
 from jaxformer.data.packing import Batch, Layout, Piece, expand, fill, pack
 from jaxformer.data.sources import Documents, Example, open_source
-from jaxformer.data.special import special_ids
-from jaxformer.data.tokenizer import Tokenizer
+from jaxformer.data.tokenizer import Tokenizer, special_ids
 from jaxformer.errors import UserError
 
 log = logging.getLogger(__name__)

@@ -13,9 +13,9 @@ from jaxformer.config import (
     Rope,
     YarnScaling,
 )
-from jaxformer.convert.directory import FORMATS
+from jaxformer.convert import FORMATS
 from jaxformer.convert.fields import Fields
-from jaxformer.convert.format import Found
+from jaxformer.convert.format import ModelFiles
 from jaxformer.models import preset
 from jaxformer.run import load
 
@@ -25,7 +25,7 @@ BOOKKEEPING = {"torch_dtype": "bfloat16", "transformers_version": "4.40.0", "use
 def read(values: dict, *names: str) -> ModelConfig:
     """The model of a config; `names` are tensors of its file where these matter."""
     fields = Fields(BOOKKEEPING | {k: v for k, v in values.items() if k != "model_type"}, "config.json")
-    model = FORMATS[values["model_type"]].read(fields, Found(values["architectures"][0], frozenset(names)))
+    model = FORMATS[values["model_type"]].read(fields, ModelFiles(values["architectures"][0], frozenset(names)))
     fields.finish()
     return model
 

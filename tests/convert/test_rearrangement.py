@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from jaxformer.config import ModelConfig, Rope
-from jaxformer.convert.directory import FORMATS, export
+from jaxformer.convert import FORMATS
+from jaxformer.convert.export import export_model
 from jaxformer.convert.tables import Rearrangement
 from jaxformer.decode.requests import forward
 from jaxformer.layers import abstract_params, init_params
@@ -90,7 +91,7 @@ def test_channels_paired_with_neighbours_are_reordered_for_the_files(options, tm
     model = _model(rope=Rope(pairing="neighbours"), **options)
     params = init_params(model, jax.random.key(0))
     params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(1), x.shape), params)
-    export(tmp_path, model, params, np.dtype("float32"))
+    export_model(tmp_path, model, params, np.dtype("float32"))
     again = load(tmp_path)
     assert again.config.model.decoder.pattern[0].attention.position.pairing == "halves"
     order = [0, 2, 4, 6, 1, 3, 5, 7]
@@ -124,5 +125,5 @@ def test_channels_paired_with_neighbours_are_reordered_for_the_files(options, tm
 def test_pairings_that_no_file_can_hold_are_refused(model, message, tmp_path):
     params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), abstract_params(model)[0])
     with pytest.raises(ValueError, match=message):
-        export(tmp_path, model, params, np.dtype("float32"))
+        export_model(tmp_path, model, params, np.dtype("float32"))
     assert not list(tmp_path.iterdir())

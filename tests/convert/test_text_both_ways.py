@@ -27,6 +27,8 @@ from jaxformer.config import (
     TrainConfig,
     save_json,
 )
+from jaxformer.convert import SAMPLES
+from jaxformer.convert.sample import VOCAB
 from jaxformer.data.tokenizer import Bytes, Tokenizer, find_tokenizer, train_sentencepiece
 from jaxformer.decode.requests import generate
 from jaxformer.errors import UserError
@@ -39,7 +41,6 @@ from jaxformer.models.t5 import t5
 from jaxformer.models.vaswani import vaswani
 from jaxformer.run import load
 from jaxformer.train.loop import train
-from jaxformer.zoo.samples import SAMPLES, VOCAB
 
 PROMPTS = ["the quick brown fox", "a lazy dog sleeps", "jumps"]
 TEXT = ["the quick brown fox jumps over the lazy dog while a small cat sleeps on the warm roof of my old house"] * 5

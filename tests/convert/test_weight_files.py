@@ -14,7 +14,7 @@ import transformers
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from jaxformer.convert.directory import export
+from jaxformer.convert.export import export_model
 from jaxformer.convert.weights import Planned, Weights, write_weights
 from jaxformer.errors import UserError
 from jaxformer.exchange import export_run, import_run
@@ -156,7 +156,7 @@ import sys
 from pathlib import Path
 import jax, numpy as np
 from jaxformer.convert import directory
-from jaxformer.convert.directory import export
+from jaxformer.convert.export import export_model
 from jaxformer.run import load
 
 def kilobytes(name):
@@ -175,10 +175,10 @@ staged, directory.STAGED_BYTES = directory.STAGED_BYTES, 0
 tiny_run = load(tiny)
 directory.STAGED_BYTES = staged
 (out / "tiny").mkdir()
-export(out / "tiny", tiny_run.config.model, tiny_run.params, np.dtype("float32"))
+export_model(out / "tiny", tiny_run.config.model, tiny_run.params, np.dtype("float32"))
 run, loading = peak(lambda: load(source))
 assert sum(leaf.nbytes for leaf in jax.tree.leaves(run.params))
-_, writing = peak(lambda: export(out, run.config.model, run.params, np.dtype("float32"), max_bytes=64 * 2**20))
+_, writing = peak(lambda: export_model(out, run.config.model, run.params, np.dtype("float32"), max_bytes=64 * 2**20))
 print(loading, writing)
 """
 
@@ -197,7 +197,7 @@ def test_memory_stays_near_that_of_the_parameters(dtype, tmp_path):
         shapes, _ = abstract_params(config)
         params = jax.tree.map(lambda leaf, rng=rng: rng.standard_normal(leaf.shape, np.float32), shapes)
         (tmp_path / name).mkdir()
-        export(tmp_path / name, config, params, DTYPES[dtype], max_bytes=FILE_BYTES)
+        export_model(tmp_path / name, config, params, DTYPES[dtype], max_bytes=FILE_BYTES)
     files = [file.stat().st_size for file in (tmp_path / "source").glob("*.safetensors")]
     size = sum(leaf.size for leaf in jax.tree.leaves(abstract_params(model)[0])) * 4
     assert size > 380 * 2**20

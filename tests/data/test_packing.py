@@ -10,7 +10,7 @@ from jaxformer.config import DataConfig, MemorySource, Seq2Seq
 from jaxformer.data import Bytes
 from jaxformer.data.objectives import causal_pieces, seq2seq_pieces
 from jaxformer.data.packing import Layout, Piece, expand, fill, pack
-from jaxformer.data.special import Special
+from jaxformer.data.tokenizer import SpecialTokens
 
 CAPACITIES = (12, 7)
 PAIRS = st.lists(st.tuples(st.integers(1, CAPACITIES[0]), st.integers(1, CAPACITIES[1])), min_size=1, max_size=60)
@@ -104,7 +104,9 @@ def test_packing_is_fast_and_tight(sides):
 def test_causal_targets_spell_the_document_once(text, length):
     tokenizer = Bytes()
     cfg = DataConfig(train=MemorySource(documents=("a",)), length=length)
-    pieces = causal_pieces({"text": tokenizer.encode(text)}, cfg, Special(tokenizer.bos_id, None, (tokenizer.eos_id,)))
+    pieces = causal_pieces(
+        {"text": tokenizer.encode(text)}, cfg, SpecialTokens(tokenizer.bos_id, None, (tokenizer.eos_id,))
+    )
     tokens, targets = (np.concatenate([getattr(p, name) for p in pieces]).tolist() for name in ("tokens", "targets"))
     assert targets == [*tokenizer.encode(text), tokenizer.eos_id]
     assert tokens == [tokenizer.bos_id, *tokenizer.encode(text)]

@@ -5,7 +5,7 @@ import pytest
 
 from jaxformer.config import DataConfig, MemorySource, RunConfig, Seq2Seq, SpecialIds
 from jaxformer.data import Bytes, build_set
-from jaxformer.data.special import special_ids
+from jaxformer.data.tokenizer import special_ids
 from jaxformer.models.gpt2 import gpt2
 from jaxformer.models.vaswani import vaswani
 

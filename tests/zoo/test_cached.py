@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from jaxformer.config import ModelConfig, NormalInit, RunConfig
+from jaxformer.convert import SAMPLES
+from jaxformer.convert.sample import VOCAB
 from jaxformer.decode.cache import RingCache, make_caches
 from jaxformer.decode.generate import Prompt, Rows, prefill, token_step
 from jaxformer.layers import Runtime, Transformer, init_params
@@ -20,7 +22,6 @@ from jaxformer.models.rnn import rnn
 from jaxformer.models.vaswani import vaswani
 from jaxformer.run import Run
 from jaxformer.typing import Tokens
-from jaxformer.zoo.samples import SAMPLES, VOCAB
 
 OWN = {
     "vaswani": lambda: vaswani(num_layers=2, embed_dim=32, num_heads=4, mlp_dim=48, vocab_size=VOCAB),

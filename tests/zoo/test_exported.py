@@ -6,9 +6,9 @@ import torch
 import transformers
 from safetensors.numpy import load_file
 
+from jaxformer.convert import SAMPLES
 from jaxformer.exchange import export_run, import_run
 from jaxformer.zoo.parity import batch
-from jaxformer.zoo.samples import SAMPLES
 
 
 def answer(model) -> np.ndarray:

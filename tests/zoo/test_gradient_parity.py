@@ -7,11 +7,12 @@ import torch
 from jax.tree_util import tree_leaves_with_path
 
 from jaxformer.config import ModelConfig, RunConfig, TrainConfig
+from jaxformer.convert import SAMPLES
+from jaxformer.convert.sample import VOCAB
 from jaxformer.layers import Transformer
 from jaxformer.run import load
 from jaxformer.sharding import path_name
 from jaxformer.train.step import gradient_sums
-from jaxformer.zoo.samples import SAMPLES, VOCAB
 
 ROWS, LENGTH, SOURCE_LENGTH = 3, 12, 15
 # Of each shape, with some of the gradients that are easily lost.

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 import jaxformer as jf
+from jaxformer.convert import SAMPLES
+from jaxformer.convert.sample import VOCAB
 from jaxformer.decode.generate import Prompt, Rows, prefill, token_step
 from jaxformer.layers import Transformer
 from jaxformer.typing import tokens_from_ids
-from jaxformer.zoo.samples import SAMPLES, VOCAB
 
 NEW_TOKENS = 20
 PROMPT_LENGTHS = (3, 13, 8, 1)

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
+from jaxformer.convert import SAMPLES
+from jaxformer.convert.sample import VOCAB
 from jaxformer.layers import Transformer, init_params
 from jaxformer.layers.forms import is_quantized, quantized
 from jaxformer.models.rnn import rnn
@@ -15,7 +17,6 @@ from jaxformer.models.vaswani import vaswani
 from jaxformer.ops.quantized import Int8Matrix
 from jaxformer.sharding import path_name
 from jaxformer.typing import Params, Tokens, tokens_from_ids
-from jaxformer.zoo.samples import SAMPLES, VOCAB
 
 OWN = {
     "vaswani": lambda: vaswani(num_layers=2, embed_dim=32, num_heads=4, mlp_dim=48, vocab_size=VOCAB),

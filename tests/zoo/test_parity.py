@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import jaxformer as jf
-from jaxformer.convert.directory import FORMATS
+from jaxformer.convert import FORMATS, SAMPLES
+from jaxformer.convert.sample import POSITIONS, VOCAB
 from jaxformer.errors import UserError
 from jaxformer.layers import Runtime, Transformer
 from jaxformer.ops.attention import MIN_BLOCK
 from jaxformer.typing import Tokens, tokens_from_ids
-from jaxformer.zoo.samples import POSITIONS, SAMPLES, VOCAB
 
 TOLERANCE = 1e-4
 LENGTHS, TARGET_LENGTHS = (24, 17, 5), (9, 14, 6)

@@ -5,10 +5,9 @@ from typing import Any
 import jax
 import pytest
 
-from jaxformer.convert.directory import FORMATS
+from jaxformer.convert import FORMATS, SAMPLES
 from jaxformer.layers import abstract_params
 from jaxformer.models import FAMILIES, preset
-from jaxformer.zoo.samples import SAMPLES
 
 PRESETS = {
     "gpt2": "gpt2-124m",

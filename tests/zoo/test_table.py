@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from jaxformer.convert.directory import FORMATS
+from jaxformer.convert import FORMATS, SAMPLES
 from jaxformer.models import FAMILIES, PRESETS
 from jaxformer.zoo import table
-from jaxformer.zoo.samples import SAMPLES
 
 README = Path(__file__).parents[2] / "README.md"
 UPDATE = "run `jaxformer zoo --measure --markdown` and put what it prints between the marks in README.md"
