@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from jaxformer.convert.export import export_model
-from jaxformer.convert.weights import Planned, Weights, write_weights
+from jaxformer.convert.weights import TensorPlan, Weights, write_weights
 from jaxformer.errors import UserError
 from jaxformer.exchange import export_run, import_run
 from jaxformer.layers import abstract_params
@@ -84,7 +84,7 @@ def test_tensors_begin_where_their_numbers_may_stand(tmp_path):
     """As the library wants it; a narrow tensor of odd length first would put the wide one askew."""
     rng = np.random.default_rng(0)
     arrays = {"a": rng.standard_normal(3).astype("float16"), "b": rng.standard_normal((2, 5)).astype("float32")}
-    write_weights(tmp_path, [Planned(name, x.shape, x.dtype, lambda x=x: x) for name, x in arrays.items()])
+    write_weights(tmp_path, [TensorPlan(name, x.shape, x.dtype, lambda x=x: x) for name, x in arrays.items()])
     with safe_open(tmp_path / "model.safetensors", framework="np") as file:
         assert file.metadata() == {"format": "pt"}
         assert file.offset_keys() == ["b", "a"]
@@ -136,7 +136,9 @@ def test_numbers_too_large_for_float16_are_named(copied, tmp_path):
     source = copied("smollm2")
     source.put(source.tensors() | {"model.norm.weight": np.full(32, 1e5, np.float32)})
     import_run(source.path, tmp_path / "run")
-    with pytest.raises(UserError, match=r"'model.norm.weight' holds 100000, and float16 ends at 65504: export as bfl"):
+    with pytest.raises(
+        UserError, match=r"'model.norm.weight' holds 100000, and the largest float16 is 65504: export as bfl"
+    ):
         export_run(tmp_path / "run", tmp_path / "out", dtype="float16")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "source"]
 
@@ -184,6 +186,7 @@ print(loading, writing)
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_memory_stays_near_that_of_the_parameters(dtype, tmp_path):
     """Loading: the parameters and 1.2 times the largest file, which is less than the layers of one kernel together.
