@@ -150,7 +150,9 @@ def test_the_suggested_vocabulary_works(make_config):
 
 def test_vocabulary_too_small_for_the_characters(make_config):
     cfg = make_config(vocab_size=100, tokenizer=SentencePieceTokenizer())
-    with pytest.raises(UserError, match=r"model\.vocab_size=100 has no room .*: set model\.vocab_size=26\d or more"):
+    with pytest.raises(
+        UserError, match=r"model\.vocab_size=100 is too small for .*: set model\.vocab_size=26\d or more"
+    ):
         make_tokenizer(cfg, [{"text": "abc"}])
 
 

@@ -163,7 +163,9 @@ def test_other_white_space_rules(algorithm):
 )
 def test_what_cannot_be_said(options, obstacle):
     tokenizer = SentencePiece(_model(**options))
-    with pytest.raises(UserError, match=f"cannot be written as tokenizer.json: {obstacle}.*; export without the tokenizer"):
+    with pytest.raises(
+        UserError, match=f"cannot be written as tokenizer.json: {obstacle}.*; export without the tokenizer"
+    ):
         huggingface_files(tokenizer, "decoder-only")
 
 

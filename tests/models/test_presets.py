@@ -8,8 +8,13 @@ from jaxformer.errors import UserError
 from jaxformer.layers import num_params
 from jaxformer.models import FAMILIES, PRESETS, preset
 
+# The smallest and the largest size of each row of the zoo.
+ENDS = {list(row.presets)[i] for family in FAMILIES.values() for row in family.ZOO_ROWS for i in (0, -1)}
 
-@pytest.mark.parametrize("name", sorted(PRESETS))
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ENDS else pytest.mark.slow) for name in sorted(PRESETS)]
+)
 def test_the_parameter_count_is_the_published_one(name):
     assert num_params(preset(name)) == PRESETS[name].num_params
 

@@ -111,8 +111,10 @@ def special_ids(model: ModelConfig, tokenizer: Tokenizer | None) -> SpecialToken
     """The model's special ids, and those of its tokenizer where the model names none."""
     bos, start, eos = model.special.bos, model.special.decoder_start, model.special.eos
     if tokenizer is not None:
-        bos = tokenizer.bos_id if bos is None else bos
         eos = (tokenizer.eos_id,) if not eos and tokenizer.eos_id is not None else eos
+        bos = tokenizer.bos_id if bos is None else bos
+        # A tokenizer without bos begins texts with its eos, as GPT-2 does; one without both uses the model's eos.
+        bos = eos[0] if bos is None and eos else bos
     return SpecialTokens(bos, bos if start is None else start, eos)
 
 
