@@ -1,4 +1,4 @@
-"""Run directories from Hugging Face directories, and the other way round; whole or not at all."""
+"""Import of Hugging Face directories into run directories, and export; both are atomic."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,8 @@ import jax
 
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import ModelConfig, SpecialIds
-from jaxformer.convert.directory import HuggingFaceDirectory, export
+from jaxformer.convert.directory import HuggingFaceDirectory
+from jaxformer.convert.export import export_model
 from jaxformer.convert.format import Format
 from jaxformer.convert.hub import local_directory
 from jaxformer.convert.weights import DTYPES, MAX_FILE_BYTES
@@ -21,10 +22,10 @@ ORIGIN = "huggingface.json"  # in an imported run: the format it came in and the
 
 
 def import_run(source: str | Path, target: str | Path) -> str:
-    """A run directory with the model of a Hugging Face directory as its checkpoint of step 0."""
+    """Make a run directory whose checkpoint of step 0 is the model of a Hugging Face directory."""
     source, target = local_directory(source), Path(target)
     with new_directory(target) as partial:
-        origin = _described(HuggingFaceDirectory(source))
+        origin = _describe(HuggingFaceDirectory(source))
         run = load(source)
         config = run.config.model_copy(update={"workdir": str(target)})
         with Checkpoints(RunDir(partial), config) as checkpoints:
@@ -46,23 +47,25 @@ def export_run(
     model_type: str | None = None,
     max_bytes: int = MAX_FILE_BYTES,
 ) -> str:
-    """A Hugging Face directory with the model and tokenizer of a run.
+    """Write the model and tokenizer of a run as a Hugging Face directory.
 
     Args:
-      dtype: of the weights in the files; none means as they were imported, or float32.
-      model_type: the format to write; none means as it was imported, or the first that can hold the model.
-      max_bytes: of one file of weights.
+      dtype: of the weights in the files; none means that of the imported files, or float32.
+      model_type: the format to write; none means that of the imported files, or the first that can hold the model.
+      max_bytes: size limit of one weight file.
     """
-    target, origin = Path(target), _origin(Path(path))
+    target, origin = Path(target), _read_origin(Path(path))
     known = {known.name: known for known in DTYPES.values()}
     if dtype is not None and dtype not in known:
         raise UserError(f"dtype={dtype}: there are: {', '.join(known)}")
     others = {} if dtype else {name: known[other] for name, other in origin.get("other_dtypes", {}).items()}
     dtype, model_type = dtype or origin.get("dtype", "float32"), model_type or origin.get("model_type")
     run = load(path, step=step)
-    model = run.config.model if origin or run.tokenizer is None else _with_ids(run.config.model, run.tokenizer)
+    model = (
+        run.config.model if origin or run.tokenizer is None else _with_tokenizer_ids(run.config.model, run.tokenizer)
+    )
     with new_directory(target) as partial:
-        format = export(
+        format = export_model(
             partial,
             model,
             run.params,
@@ -75,35 +78,37 @@ def export_run(
             check_vocabulary(run.tokenizer, model.vocab_size, "model.vocab_size")
             for name, content in huggingface_files(run.tokenizer, model.shape).items():
                 (partial / name).write_bytes(content)
-    return f"step {run.step} exported as {format.model_type} in {dtype} to {target}{_remark(format, run.tokenizer)}"
+    note = _tokenizer_note(format, run.tokenizer)
+    return f"step {run.step} exported as {format.model_type} in {dtype} to {target}{note}"
 
 
-def _with_ids(model: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
-    """The special ids that a model trained here leaves to its tokenizer."""
-    ids = {"bos": tokenizer.bos_id, "eos": (tokenizer.eos_id,), "pad": tokenizer.pad_id}
+def _with_tokenizer_ids(model: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
+    """The model with the special ids of its tokenizer where it names none, as models trained here do."""
+    eos = () if tokenizer.eos_id is None else (tokenizer.eos_id,)
+    ids = {"bos": tokenizer.bos_id, "eos": eos, "pad": tokenizer.pad_id}
     if model.shape == "encoder-decoder":
         ids["decoder_start"] = tokenizer.bos_id if model.special.bos is None else model.special.bos
     known = {name: value for name, value in dict(model.special).items() if value not in (None, ())}
     return model.model_copy(update={"special": SpecialIds(**ids | known)})
 
 
-def _remark(format: Format, tokenizer: Tokenizer | None) -> str:
-    """How to read a tokenizer of ours where AutoTokenizer takes another class than its files name."""
+def _tokenizer_note(format: Format, tokenizer: Tokenizer | None) -> str:
+    """How to read an exported tokenizer where AutoTokenizer uses another class than its files name."""
     if format.tokenizer_class is None or tokenizer is None or isinstance(tokenizer, HuggingFace):
         return ""
     return (
-        f"\nAutoTokenizer takes {format.tokenizer_class} for it, which gives other ids: "
+        f"\nAutoTokenizer uses {format.tokenizer_class} for it, which gives other ids: "
         "read the tokenizer with PreTrainedTokenizerFast.from_pretrained"
     )
 
 
-def _described(files: HuggingFaceDirectory) -> dict[str, Any]:
-    """What export needs to give the same files back."""
+def _describe(files: HuggingFaceDirectory) -> dict[str, Any]:
+    """What export needs to write the same files again."""
     most = files.dtype
     others = {name: dtype.name for name, dtype in files.dtypes.items() if dtype != most}
     return {"model_type": files.format.model_type, "dtype": most.name, "other_dtypes": others}
 
 
-def _origin(path: Path) -> dict[str, Any]:
+def _read_origin(path: Path) -> dict[str, Any]:
     file = path / ORIGIN
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}

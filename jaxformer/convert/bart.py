@@ -1,54 +1,55 @@
-"""The files of BART and of Marian's translation models, which differ in what is added to the tokens."""
+"""Formats of BART and of Marian's translation models, which differ in their embeddings."""
 
 from typing import Any
 
 from jaxformer.config import Learned, ModelConfig, Sinusoidal
-from jaxformer.convert.fields import Fields, written_activation, written_special
-from jaxformer.convert.format import Format, Found
+from jaxformer.convert.fields import Fields, write_activation, write_special_ids
+from jaxformer.convert.format import Format, ModelFiles
+from jaxformer.convert.sample import POSITIONS, VOCAB, Sample
 from jaxformer.convert.tables import Entry, entry
 from jaxformer.models.bart import bart
 from jaxformer.models.marian import marian
 
 
 def _stack(side: str) -> list[Entry]:
-    here, there = f"{side}/{{place}}", f"model.{side}.layers.{{layer}}"
-    own = "source_" if side == "encoder" else ""
+    ours, theirs = f"{side}/{{block}}", f"model.{side}.layers.{{layer}}"
+    prefix = "source_" if side == "encoder" else ""
     rows = [
-        *_attention(f"{there}.self_attn", f"{here}/attention"),
-        *_norm(f"{there}.self_attn_layer_norm", f"{here}/attention_norm"),
+        *_attention(f"{theirs}.self_attn", f"{ours}/attention"),
+        *_norm(f"{theirs}.self_attn_layer_norm", f"{ours}/attention_norm"),
     ]
     if side == "decoder":
-        rows += _attention(f"{there}.encoder_attn", f"{here}/cross_attention")
-        rows += _norm(f"{there}.encoder_attn_layer_norm", f"{here}/cross_attention_norm")
+        rows += _attention(f"{theirs}.encoder_attn", f"{ours}/cross_attention")
+        rows += _norm(f"{theirs}.encoder_attn_layer_norm", f"{ours}/cross_attention_norm")
     return [
         *rows,
-        entry(f"{there}.fc1.weight", f"{here}/mlp/up/kernel", "F D -> D F"),
-        entry(f"{there}.fc1.bias", f"{here}/mlp/up/bias", "F -> F"),
-        entry(f"{there}.fc2.weight", f"{here}/mlp/down/kernel", "D F -> F D"),
-        entry(f"{there}.fc2.bias", f"{here}/mlp/down/bias", "D -> D"),
-        *_norm(f"{there}.final_layer_norm", f"{here}/mlp_norm"),
-        entry(f"model.{side}.embed_positions.weight", f"embedding/{own}positions", "T D -> T D"),
-        *_norm(f"model.{side}.layernorm_embedding", f"embedding/{own}norm"),
+        entry(f"{theirs}.fc1.weight", f"{ours}/mlp/up/kernel", "F D -> D F"),
+        entry(f"{theirs}.fc1.bias", f"{ours}/mlp/up/bias", "F -> F"),
+        entry(f"{theirs}.fc2.weight", f"{ours}/mlp/down/kernel", "D F -> F D"),
+        entry(f"{theirs}.fc2.bias", f"{ours}/mlp/down/bias", "D -> D"),
+        *_norm(f"{theirs}.final_layer_norm", f"{ours}/mlp_norm"),
+        entry(f"model.{side}.embed_positions.weight", f"embedding/{prefix}positions", "T D -> T D"),
+        *_norm(f"model.{side}.layernorm_embedding", f"embedding/{prefix}norm"),
     ]
 
 
-def _attention(there: str, here: str) -> list[Entry]:
+def _attention(theirs: str, ours: str) -> list[Entry]:
     rows = []
     for p in "qkv":
-        rows.append(entry(f"{there}.{p}_proj.weight", f"{here}/{p}/kernel", "(N H) D -> D N H"))
-        rows.append(entry(f"{there}.{p}_proj.bias", f"{here}/{p}/bias", "(N H) -> N H"))
-    rows.append(entry(f"{there}.out_proj.weight", f"{here}/out/kernel", "D (N H) -> N H D"))
-    return [*rows, entry(f"{there}.out_proj.bias", f"{here}/out/bias", "D -> D")]
+        rows.append(entry(f"{theirs}.{p}_proj.weight", f"{ours}/{p}/kernel", "(N H) D -> D N H"))
+        rows.append(entry(f"{theirs}.{p}_proj.bias", f"{ours}/{p}/bias", "(N H) -> N H"))
+    rows.append(entry(f"{theirs}.out_proj.weight", f"{ours}/out/kernel", "D (N H) -> N H D"))
+    return [*rows, entry(f"{theirs}.out_proj.bias", f"{ours}/out/bias", "D -> D")]
 
 
-def _norm(there: str, here: str) -> list[Entry]:
+def _norm(theirs: str, ours: str) -> list[Entry]:
     return [
-        entry(f"{there}.weight", f"{here}/scale", "D -> D"),
-        entry(f"{there}.bias", f"{here}/bias", "D -> D"),
+        entry(f"{theirs}.weight", f"{ours}/scale", "D -> D"),
+        entry(f"{theirs}.bias", f"{ours}/bias", "D -> D"),
     ]
 
 
-ENTRIES = (
+_ENTRIES = (
     entry("model.shared.weight", "embedding/tokens", "V D -> V D"),
     entry("lm_head.weight", "head/output/kernel", "V D -> D V"),
     entry("final_logits_bias", "head/bias", "1 V -> V"),
@@ -59,39 +60,39 @@ _COPIED = ("lm_head.weight", "model.encoder.embed_tokens.weight", "model.decoder
 _COPIES = {name: "model.shared.weight" for name in _COPIED}
 
 
-def _read_bart(fields: Fields, found: Found) -> ModelConfig:
+def _read_bart(fields: Fields, files: ModelFiles) -> ModelConfig:
     fields.require("normalize_embedding", True)
     fields.require("static_position_embeddings", False)
-    length = fields.take("max_position_embeddings", 1024)
+    shared, length = _read_common(fields), fields.take("max_position_embeddings", 1024)
     return bart(
-        **_shared(fields),
+        **shared,
         position=Learned(max_length=length, offset=2),
         activation=fields.activation("activation_function", "gelu"),
-        special=fields.special(bos=0, eos=2, pad=1, decoder_start=2),
+        special=fields.special_ids(shared["vocab_size"], bos=0, eos=2, pad=1, decoder_start=2),
     )
 
 
-def _read_marian(fields: Fields, found: Found) -> ModelConfig:
+def _read_marian(fields: Fields, files: ModelFiles) -> ModelConfig:
     fields.require("normalize_embedding", False)
     fields.require("static_position_embeddings", True)
     fields.require("share_encoder_decoder_embeddings", True)
-    shared = _shared(fields)
+    shared = _read_common(fields)
     fields.require("decoder_vocab_size", shared["vocab_size"])
     return marian(
         **shared,
         max_length=fields.take("max_position_embeddings", 1024),
         activation=fields.activation("activation_function", "gelu"),
-        special=fields.special(eos=0, pad=58_100, decoder_start=58_100),
+        special=fields.special_ids(shared["vocab_size"], eos=0, pad=58_100, decoder_start=58_100),
     )
 
 
-def _shared(fields: Fields) -> dict[str, Any]:
+def _read_common(fields: Fields) -> dict[str, Any]:
     for name in ("normalize_before", "add_final_layer_norm", "add_bias_logits"):
         fields.require(name, False)
     fields.require("is_encoder_decoder", True)
     fields.require("is_decoder", False)
     fields.require("do_blenderbot_90_layernorm", False)
-    # The first repeats encoder_layers; the second was never used, and opus-mt has its vocabulary's size there.
+    # The first repeats encoder_layers. The second was never used; opus-mt stores its vocabulary size there.
     for name in ("num_hidden_layers", "extra_pos_embeddings"):
         fields.take(name, None)
     for name in ("encoder_layerdrop", "decoder_layerdrop", "activation_dropout"):  # for training
@@ -113,17 +114,17 @@ def _shared(fields: Fields) -> dict[str, Any]:
 
 
 def _write_bart(model: ModelConfig) -> dict[str, Any]:
-    return _written(model, "BartForConditionalGeneration")
+    return _write_common(model, "BartForConditionalGeneration")
 
 
 def _write_marian(model: ModelConfig) -> dict[str, Any]:
-    return _written(model, "MarianMTModel") | {
+    return _write_common(model, "MarianMTModel") | {
         "decoder_vocab_size": model.vocab_size,
         "share_encoder_decoder_embeddings": True,
     }
 
 
-def _written(model: ModelConfig, architecture: str) -> dict[str, Any]:
+def _write_common(model: ModelConfig, architecture: str) -> dict[str, Any]:
     encoder, decoder, position = model.encoder.pattern[0], model.decoder.pattern[0], model.embedding.position
     return {
         "architectures": [architecture],
@@ -137,13 +138,13 @@ def _written(model: ModelConfig, architecture: str) -> dict[str, Any]:
         "decoder_ffn_dim": decoder.mlp.dim,
         "vocab_size": model.vocab_size,
         "max_position_embeddings": position.max_length if isinstance(position, Learned | Sinusoidal) else None,
-        "activation_function": written_activation(encoder.mlp.activation),
+        "activation_function": write_activation(encoder.mlp.activation),
         "scale_embedding": model.embedding.scale,
         "tie_word_embeddings": model.head.tied,
         "dropout": encoder.dropout,
         "attention_dropout": encoder.attention.dropout,
         "forced_eos_token_id": None,
-        **written_special(model.special),
+        **write_special_ids(model.special),
         "decoder_start_token_id": model.special.decoder_start,
     }
 
@@ -151,23 +152,45 @@ def _written(model: ModelConfig, architecture: str) -> dict[str, Any]:
 FORMATS = (
     Format(
         model_type="bart",
-        family="bart",
         architectures=("BartForConditionalGeneration",),
         read=_read_bart,
         write=_write_bart,
         shape="encoder-decoder",
-        entries=ENTRIES,
+        entries=_ENTRIES,
         copies=_COPIES,
     ),
     Format(
         model_type="marian",
-        family="marian",
         architectures=("MarianMTModel",),
         read=_read_marian,
         write=_write_marian,
         shape="encoder-decoder",
-        entries=ENTRIES,
+        entries=_ENTRIES,
         copies=_COPIES,
         ignored=(r"model\.(encoder|decoder)\.embed_positions\.weight",),  # sines and cosines
     ),
 )
+
+_SHAPE = {
+    "vocab_size": VOCAB,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 40,
+    "max_position_embeddings": POSITIONS,
+    "forced_eos_token_id": None,
+}
+_MARIAN_SHAPE = _SHAPE | {
+    "pad_token_id": VOCAB - 1,
+    "decoder_start_token_id": VOCAB - 1,
+    "eos_token_id": 0,
+    "scale_embedding": True,
+    "activation_function": "swish",
+}
+SAMPLES = {
+    "bart": Sample("bart-base", "bart", "BartForConditionalGeneration", "BartConfig", _SHAPE),
+    "marian": Sample("marian-opus-en-de", "marian", "MarianMTModel", "MarianConfig", _MARIAN_SHAPE),
+}

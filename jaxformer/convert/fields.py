@@ -1,5 +1,6 @@
-"""config.json read strictly: a field that may change the maths and was not understood is an error."""
+"""Strict reading of config.json: an unknown field that may change what the model computes is an error."""
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ from jaxformer.errors import UserError
 
 REQUIRED = object()
 
-# What says nothing about the function a model computes: bookkeeping, training, defaults of text generation.
+# Fields that do not change what a model computes: bookkeeping, training, defaults of text generation.
 NEUTRAL = frozenset(
     """
     _name_or_path architectures auto_map dtype torch_dtype transformers_version model_type use_cache return_dict
@@ -51,7 +52,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
 }
 
 
-# By the type of the default, what a value must be and whether it is. Readers check no further: a model does.
+# Per type of the default: what a value must be, in words, and a check. Ranges are checked by the model's config.
 _KINDS: Mapping[type, tuple[str, Callable[[Any], bool]]] = {
     object: ("a number above 0", lambda value: _is_number(value) and value > 0),
     bool: ("true or false", lambda value: isinstance(value, bool)),
@@ -66,14 +67,14 @@ def _is_number(value: Any) -> bool:
 
 
 class Fields:
-    """The fields of one config.json; every one that matters must be taken."""
+    """The fields of one config.json; `finish` raises if one that matters was never read."""
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
-        self._values, self._taken, self.where = dict(values), set(NEUTRAL), where
+        self._values, self._seen, self.where = dict(values), set(NEUTRAL), where
 
     def take(self, name: str, default: Any = REQUIRED) -> Any:
-        """A field's value, of the default's type; a null counts as absent. What is required are whole numbers."""
-        self._taken.add(name)
+        """A field's value, of the type of the default; a null counts as absent. Required fields are sizes."""
+        self._seen.add(name)
         value = self._values.get(name)
         if value is None and default is REQUIRED:
             raise UserError(f"{self.where}: field '{name}' is missing: this model cannot be built without it")
@@ -85,12 +86,12 @@ class Fields:
         return value
 
     def nullable(self, name: str, default: Any) -> Any:
-        """A field in which a null has a meaning of its own."""
-        self._taken.add(name)
+        """A field in which a null differs from absence."""
+        self._seen.add(name)
         return self._values.get(name, default)
 
     def require(self, name: str, *allowed: Any) -> None:
-        """The first of `allowed` is what absence means; any other value than these is not supported."""
+        """Raise unless the value is one of `allowed`, the first of which is the default."""
         value = self.take(name, allowed[0])
         if value not in allowed:
             shown = " or ".join(repr(a) for a in allowed)
@@ -104,17 +105,31 @@ class Fields:
             raise UserError(f"{self.where}: {name} = {value!r} is not supported; there are: {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[value]
 
-    def special(self, **defaults: Any) -> SpecialIds:
-        """Token ids with a meaning; absence means the default, a null or a negative one is none."""
-        names = ("bos", "eos", "pad", "decoder_start")
-        ids = {name: self.nullable(f"{name}_token_id", defaults.get(name)) for name in names}
-        eos = ids["eos"] if isinstance(ids["eos"], list) else [ids["eos"]]
-        single = {name: id for name, id in ids.items() if name != "eos" and id is not None and id >= 0}
-        return SpecialIds(eos=tuple(id for id in eos if id is not None and id >= 0), **single)
+    def special_ids(self, vocab_size: int, **defaults: int) -> SpecialIds:
+        """Token ids of bos, eos, pad and decoder start.
+
+        Absence means the default; a null or a negative id means none. Ids outside the vocabulary, which transformers
+        accepts and tiny test models often have, mean none too, with a warning.
+        """
+        kept: dict[str, tuple[int, ...]] = {}
+        outside = []
+        for name in ("bos", "eos", "pad", "decoder_start"):
+            value = self.nullable(f"{name}_token_id", defaults.get(name))
+            values = value if name == "eos" and isinstance(value, list) else [value]
+            ids = [id for id in values if id is not None and id >= 0]
+            kept[name] = tuple(id for id in ids if id < vocab_size)
+            outside += [f"{name}_token_id = {id}" for id in ids if id >= vocab_size]
+        if outside:
+            warnings.warn(
+                f"{self.where}: {', '.join(outside)} outside the vocabulary of {vocab_size} tokens: ignored",
+                stacklevel=2,
+            )
+        single = {name: ids[0] for name, ids in kept.items() if name != "eos" and ids}
+        return SpecialIds(eos=kept["eos"], **single)
 
     def finish(self) -> None:
-        """Raise if a field is left that nobody understood."""
-        left = sorted(name for name, value in self._values.items() if name not in self._taken and value is not None)
+        """Raise if a field is left that no reader asked for."""
+        left = sorted(name for name, value in self._values.items() if name not in self._seen and value is not None)
         if left:
             shown = ", ".join(f"{name} = {self._values[name]!r}" for name in left)
             raise UserError(f"{self.where}: not understood, and may change the maths: {shown}")
@@ -122,7 +137,11 @@ class Fields:
 
 # ---------------------------------------------------------------- rotary positions
 def read_rope(fields: Fields, context_length: int, theta: float = 10_000.0, layers: str | None = None) -> Rope:
-    """From `rope_parameters` (one for all layers, or one per kind of layers) or the older pair of fields."""
+    """Rotary positions from `rope_parameters`, or from the older fields `rope_theta` and `rope_scaling`.
+
+    Args:
+      layers: the key in `rope_parameters` of models with different positions per kind of layer.
+    """
     given = fields.take("rope_parameters", None)
     older = fields.take("rope_scaling", None)
     base = fields.take("rope_theta", theta)
@@ -186,18 +205,18 @@ def _yarn(given: dict[str, Any], context_length: int) -> RopeScaling:
 _SCALINGS = {"default": _no_scaling, "linear": _linear, "dynamic": _dynamic, "llama3": _bands, "yarn": _yarn}
 
 
-def written_rope(rope: Rope) -> dict[str, Any]:
-    """What `read_rope` reads."""
-    written: dict[str, Any] = {"rope_type": "default", "rope_theta": rope.theta}
+def write_rope(rope: Rope) -> dict[str, Any]:
+    """The inverse of `read_rope`."""
+    fields: dict[str, Any] = {"rope_type": "default", "rope_theta": rope.theta}
     if rope.fraction != 1.0:
-        written["partial_rotary_factor"] = rope.fraction
+        fields["partial_rotary_factor"] = rope.fraction
     match rope.scaling:
         case LinearScaling(factor=factor):
-            written |= {"rope_type": "linear", "factor": factor}
+            fields |= {"rope_type": "linear", "factor": factor}
         case DynamicNtkScaling(factor=factor, original_length=length):
-            written |= {"rope_type": "dynamic", "factor": factor, "original_max_position_embeddings": length}
+            fields |= {"rope_type": "dynamic", "factor": factor, "original_max_position_embeddings": length}
         case BandScaling() as bands:
-            written |= {
+            fields |= {
                 "rope_type": "llama3",
                 "factor": bands.factor,
                 "low_freq_factor": bands.low_factor,
@@ -205,7 +224,7 @@ def written_rope(rope: Rope) -> dict[str, Any]:
                 "original_max_position_embeddings": bands.original_length,
             }
         case YarnScaling() as yarn:
-            written |= {
+            fields |= {
                 "rope_type": "yarn",
                 "factor": yarn.factor,
                 "original_max_position_embeddings": yarn.original_length,
@@ -214,16 +233,16 @@ def written_rope(rope: Rope) -> dict[str, Any]:
                 "attention_factor": yarn.magnitude,
                 "truncate": yarn.whole_channels,
             }
-    return written
+    return fields
 
 
 # ---------------------------------------------------------------- writing
-def written_activation(activation: Activation) -> str:
-    """The library's newest name for it."""
+def write_activation(activation: Activation) -> str:
+    """The name that current transformers uses."""
     names = {"gelu_tanh": "gelu_pytorch_tanh"}
     return names.get(activation, activation)
 
 
-def written_special(special: SpecialIds) -> dict[str, Any]:
+def write_special_ids(special: SpecialIds) -> dict[str, Any]:
     eos: Any = list(special.eos) if len(special.eos) > 1 else (special.eos[0] if special.eos else None)
     return {"bos_token_id": special.bos, "eos_token_id": eos, "pad_token_id": special.pad}

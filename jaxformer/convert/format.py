@@ -1,4 +1,4 @@
-"""What one Hugging Face architecture is: how its config.json reads, how it is written, and its table of names."""
+"""One Hugging Face model type: how its config.json is read and written, and its table of tensor names."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,39 +11,38 @@ from jaxformer.convert.tables import Entry
 Shape = Literal["encoder-decoder", "decoder-only", "encoder-only"]
 
 
-class Found(NamedTuple):
-    """What a reader may look at besides the fields."""
+class ModelFiles(NamedTuple):
+    """What a reader may use besides the fields of config.json."""
 
     architecture: str
-    names: frozenset[str]
-    """Of the tensors in the files: some choices are visible in them alone."""
+    tensor_names: frozenset[str]
+    """Names of the tensors in the weight files: some choices, such as a tied output, show only there."""
 
 
 @dataclass(frozen=True)
 class Format:
     model_type: str
-    family: str
-    """Whose presets have this format, as in `models.FAMILIES`."""
     architectures: tuple[str, ...]
-    """Class names in config.json that we can read."""
-    read: Callable[[Fields, Found], ModelConfig]
+    """Class names in config.json that can be read."""
+    read: Callable[[Fields, ModelFiles], ModelConfig]
     write: Callable[[ModelConfig], dict[str, Any]]
-    """Fields of config.json, `architectures` among them; `read` decides whether they say the same."""
+    """Returns the fields of config.json, including `architectures`. A format can hold a model if `read` turns these
+    fields back into the same model."""
     shape: Shape
     entries: tuple[Entry, ...] | Callable[[ModelConfig], tuple[Entry, ...]]
-    """The table of names, or how to make it where names depend on the model."""
+    """The table of tensor names, or a function that makes it where names depend on the model."""
     base: str = ""
-    """Prefix that names have in a model with a head and lack in the bare one."""
+    """Prefix that tensor names have in a model with a head and lack in the bare model."""
     bare: str | None = None
     """The architecture without a head."""
     copies: Mapping[str, str] = field(default_factory=dict)
-    """Tensors that repeat another one where weights are tied; they must be equal to it."""
+    """Tensors that must equal another one where weights are tied, and the name of that other one."""
     ignored: tuple[str, ...] = ()
-    """Patterns of tensors that are not part of the model: constants, heads not asked for."""
+    """Patterns of tensor names that are not part of the model: constants, and heads of other architectures."""
     renamed: Mapping[str, str] = field(default_factory=dict)
-    """Older spellings of name endings."""
+    """Suffixes of tensor names in older files, and what they are called now."""
     tokenizer_class: str | None = None
-    """What AutoTokenizer takes whatever the tokenizer's files say; none where it does as they say."""
+    """The class that AutoTokenizer uses regardless of the tokenizer's files; none where it follows the files."""
 
     def table(self, model: ModelConfig) -> tuple[Entry, ...]:
         return self.entries(model) if callable(self.entries) else self.entries

@@ -1,37 +1,41 @@
-"""The files of Gemma, Gemma 2 and the text part of Gemma 3: Llama's names, and more norms."""
+"""Formats of Gemma, Gemma 2 and the text part of Gemma 3: Llama's tensors, and more norms."""
 
+from collections.abc import Callable
 from typing import Any
 
 from jaxformer.config import Activation, ModelConfig, Rope
-from jaxformer.convert.fields import Fields, read_rope, written_activation, written_rope
-from jaxformer.convert.format import Format, Found
+from jaxformer.convert.fields import Fields, read_rope, write_activation, write_rope
+from jaxformer.convert.format import Format, ModelFiles
 from jaxformer.convert.llama import (
+    BLOCK,
     COPIES,
     DENSE,
     IGNORED,
+    LAYER,
+    MLP_NORM,
     SHARED,
-    layer_types,
-    local_layers,
+    read_local_layers,
     read_shape,
     without,
+    write_layer_types,
     write_shape,
 )
-from jaxformer.convert.tables import entry
+from jaxformer.convert.sample import WIDE_HEADS, Sample
+from jaxformer.convert.tables import Entry, entry
 from jaxformer.models.gemma import gemma, gemma2, gemma3
 
-_HERE, _THERE = "decoder/{place}", "model.layers.{layer}"
-_PLAIN = (entry(f"{_THERE}.post_attention_layernorm.weight", f"{_HERE}/mlp_norm/scale", "D -> D"),)
-_SANDWICH = (
-    entry(f"{_THERE}.post_attention_layernorm.weight", f"{_HERE}/attention_post_norm/scale", "D -> D"),
-    entry(f"{_THERE}.pre_feedforward_layernorm.weight", f"{_HERE}/mlp_norm/scale", "D -> D"),
-    entry(f"{_THERE}.post_feedforward_layernorm.weight", f"{_HERE}/mlp_post_norm/scale", "D -> D"),
+_SANDWICH_NORMS = (
+    entry(f"{LAYER}.post_attention_layernorm.weight", f"{BLOCK}/attention_post_norm/scale", "D -> D"),
+    entry(f"{LAYER}.pre_feedforward_layernorm.weight", f"{BLOCK}/mlp_norm/scale", "D -> D"),
+    entry(f"{LAYER}.post_feedforward_layernorm.weight", f"{BLOCK}/mlp_post_norm/scale", "D -> D"),
 )
 
 
 def _shared(fields: Fields, context_length: int, num_kv_heads: int) -> dict[str, Any]:
     fields.require("use_bidirectional_attention", False)
     bias = fields.take("attention_bias", False)
-    return read_shape(fields, num_kv_heads) | {
+    shape = read_shape(fields, num_kv_heads)
+    return shape | {
         "head_dim": fields.take("head_dim", 256),
         "mlp_dim": fields.take("intermediate_size"),
         "activation": _activation(fields),
@@ -40,22 +44,22 @@ def _shared(fields: Fields, context_length: int, num_kv_heads: int) -> dict[str,
         "output_bias": bias,
         "tied": fields.take("tie_word_embeddings", True),
         "context_length": context_length,
-        "special": fields.special(bos=2, eos=1, pad=0),
+        "special": fields.special_ids(shape["vocab_size"], bos=2, eos=1, pad=0),
     }
 
 
 def _activation(fields: Fields) -> Activation:
-    """The first release said gelu and meant its tanh form."""
+    """The activation; `hidden_act: gelu` of the first release means the tanh approximation."""
     older = fields.activation("hidden_act", "gelu_pytorch_tanh")
     return fields.activation("hidden_activation", "gelu_pytorch_tanh" if older in ("gelu", "gelu_tanh") else older)
 
 
-def _read_gemma(fields: Fields, found: Found) -> ModelConfig:
+def _read_gemma(fields: Fields, files: ModelFiles) -> ModelConfig:
     length = fields.take("max_position_embeddings", 8192)
     return gemma(rope=read_rope(fields, length), **_shared(fields, length, num_kv_heads=16))
 
 
-def _read_gemma2(fields: Fields, found: Found) -> ModelConfig:
+def _read_gemma2(fields: Fields, files: ModelFiles) -> ModelConfig:
     length = fields.take("max_position_embeddings", 8192)
     shared = _shared(fields, length, num_kv_heads=4)
     alternating = [(i + 1) % 2 != 0 for i in range(shared["num_layers"])]
@@ -63,14 +67,14 @@ def _read_gemma2(fields: Fields, found: Found) -> ModelConfig:
         **shared,
         rope=read_rope(fields, length),
         window=fields.nullable("sliding_window", 4096),
-        local=local_layers(fields, shared["num_layers"], alternating),
+        local=read_local_layers(fields, shared["num_layers"], alternating),
         query_scalar=fields.take("query_pre_attn_scalar", 256),
         attention_softcap=fields.nullable("attn_logit_softcapping", 50.0),
         head_softcap=fields.nullable("final_logit_softcapping", 30.0),
     )
 
 
-def _read_gemma3(fields: Fields, found: Found) -> ModelConfig:
+def _read_gemma3(fields: Fields, files: ModelFiles) -> ModelConfig:
     length = fields.take("max_position_embeddings", 131_072)
     shared = _shared(fields, length, num_kv_heads=4)
     period = fields.take("sliding_window_pattern", fields.take("_sliding_window_pattern", 6))
@@ -83,7 +87,7 @@ def _read_gemma3(fields: Fields, found: Found) -> ModelConfig:
         rope=read_rope(fields, length, 1e6, "full_attention"),
         local_rope=local_rope,
         window=fields.nullable("sliding_window", 4096),
-        local=local_layers(fields, shared["num_layers"], mostly),
+        local=read_local_layers(fields, shared["num_layers"], mostly),
         query_scalar=fields.take("query_pre_attn_scalar", 256),
         attention_softcap=fields.take("attn_logit_softcapping", None),
         head_softcap=fields.take("final_logit_softcapping", None),
@@ -95,39 +99,66 @@ def _write_gemma(model: ModelConfig) -> dict[str, Any]:
 
 
 def _write_gemma2(model: ModelConfig) -> dict[str, Any]:
-    return _written(model, "Gemma2ForCausalLM")
+    return _write_common(model, "Gemma2ForCausalLM")
 
 
 def _write_gemma3(model: ModelConfig) -> dict[str, Any]:
     ropes = {}
-    for layer, kind in enumerate(layer_types(model)):
+    for layer, kind in enumerate(write_layer_types(model)):
         position = model.decoder.block(layer).attention.position
-        ropes.setdefault(kind, written_rope(position) if isinstance(position, Rope) else None)
-    return _written(model, "Gemma3ForCausalLM") | {"rope_parameters": ropes}
+        ropes.setdefault(kind, write_rope(position) if isinstance(position, Rope) else None)
+    return _write_common(model, "Gemma3ForCausalLM") | {"rope_parameters": ropes}
 
 
-def _written(model: ModelConfig, architecture: str) -> dict[str, Any]:
+def _write_common(model: ModelConfig, architecture: str) -> dict[str, Any]:
     block, head = model.decoder.pattern[0], model.head
     scale = block.attention.scale or block.attention.head_dim**-0.5
     scalar = round(scale**-2) if abs(scale**-2 - round(scale**-2)) < 1e-6 else scale**-2
     return without(write_shape(model, architecture), "hidden_act") | {
-        "hidden_activation": written_activation(block.mlp.activation),
-        "layer_types": layer_types(model),
+        "hidden_activation": write_activation(block.mlp.activation),
+        "layer_types": write_layer_types(model),
         "query_pre_attn_scalar": scalar,
         "attn_logit_softcapping": block.attention.softcap,
         "final_logit_softcapping": head.softcap,
     }
 
 
-def _format(model_type: str, architecture: str, read, write, norms) -> Format:
-    entries = (*SHARED, *norms, *DENSE)
+def _format(
+    model_type: str,
+    architecture: str,
+    read: Callable[[Fields, ModelFiles], ModelConfig],
+    write: Callable[[ModelConfig], dict[str, Any]],
+    norms: tuple[Entry, ...],
+) -> Format:
     return Format(
-        model_type, "gemma", (architecture,), read, write, "decoder-only", entries, copies=COPIES, ignored=IGNORED
+        model_type=model_type,
+        architectures=(architecture,),
+        read=read,
+        write=write,
+        shape="decoder-only",
+        entries=(*SHARED, *norms, *DENSE),
+        copies=COPIES,
+        ignored=IGNORED,
     )
 
 
 FORMATS = (
-    _format("gemma", "GemmaForCausalLM", _read_gemma, _write_gemma, _PLAIN),
-    _format("gemma2", "Gemma2ForCausalLM", _read_gemma2, _write_gemma2, _SANDWICH),
-    _format("gemma3_text", "Gemma3ForCausalLM", _read_gemma3, _write_gemma3, _SANDWICH),
+    _format("gemma", "GemmaForCausalLM", _read_gemma, _write_gemma, (MLP_NORM,)),
+    _format("gemma2", "Gemma2ForCausalLM", _read_gemma2, _write_gemma2, _SANDWICH_NORMS),
+    _format("gemma3_text", "Gemma3ForCausalLM", _read_gemma3, _write_gemma3, _SANDWICH_NORMS),
 )
+
+_GEMMA2 = WIDE_HEADS | {"sliding_window": 8, "query_pre_attn_scalar": 24}
+_GEMMA3 = WIDE_HEADS | {
+    "num_hidden_layers": 7,  # more than one period of five local layers and a global one
+    "sliding_window": 8,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+    },
+}
+SAMPLES = {
+    "gemma": Sample("gemma-2b", "gemma", "GemmaForCausalLM", "GemmaConfig", WIDE_HEADS | {"num_key_value_heads": 1}),
+    "gemma2": Sample("gemma2-2b", "gemma2", "Gemma2ForCausalLM", "Gemma2Config", _GEMMA2),
+    "gemma3": Sample("gemma3-4b", "gemma3_text", "Gemma3ForCausalLM", "Gemma3TextConfig", _GEMMA3),
+}

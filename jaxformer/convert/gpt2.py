@@ -1,61 +1,62 @@
-"""GPT-2's files: `Conv1D` kernels are stored input first, and query, key and value are one tensor."""
+"""Format of GPT-2: `Conv1D` kernels are stored input first, and query, key and value are one tensor."""
 
 from typing import Any
 
 from jaxformer.config import Learned, ModelConfig
-from jaxformer.convert.fields import Fields, written_activation, written_special
-from jaxformer.convert.format import Format, Found
+from jaxformer.convert.fields import Fields, write_activation, write_special_ids
+from jaxformer.convert.format import Format, ModelFiles
+from jaxformer.convert.sample import POSITIONS, VOCAB, Sample
 from jaxformer.convert.tables import entry
 from jaxformer.models.gpt2 import gpt2
 
-_HERE, _THERE = "decoder/{place}", "{base}h.{layer}"
-_QKV = tuple(f"{_HERE}/attention/{name}" for name in "qkv")
+_BLOCK, _LAYER = "decoder/{block}", "{base}h.{layer}"
+_QKV = tuple(f"{_BLOCK}/attention/{name}" for name in "qkv")
 
-ENTRIES = (
+_ENTRIES = (
     entry("{base}wte.weight", "embedding/tokens", "V D -> V D"),
     entry("{base}wpe.weight", "embedding/positions", "T D -> T D"),
-    entry(f"{_THERE}.ln_1.weight", f"{_HERE}/attention_norm/scale", "D -> D"),
-    entry(f"{_THERE}.ln_1.bias", f"{_HERE}/attention_norm/bias", "D -> D"),
-    entry(f"{_THERE}.attn.c_attn.weight", tuple(f"{p}/kernel" for p in _QKV), "D (P N H) -> P D N H"),
-    entry(f"{_THERE}.attn.c_attn.bias", tuple(f"{p}/bias" for p in _QKV), "(P N H) -> P N H"),
-    entry(f"{_THERE}.attn.c_proj.weight", f"{_HERE}/attention/out/kernel", "(N H) D -> N H D"),
-    entry(f"{_THERE}.attn.c_proj.bias", f"{_HERE}/attention/out/bias", "D -> D"),
-    entry(f"{_THERE}.ln_2.weight", f"{_HERE}/mlp_norm/scale", "D -> D"),
-    entry(f"{_THERE}.ln_2.bias", f"{_HERE}/mlp_norm/bias", "D -> D"),
-    entry(f"{_THERE}.mlp.c_fc.weight", f"{_HERE}/mlp/up/kernel", "D F -> D F"),
-    entry(f"{_THERE}.mlp.c_fc.bias", f"{_HERE}/mlp/up/bias", "F -> F"),
-    entry(f"{_THERE}.mlp.c_proj.weight", f"{_HERE}/mlp/down/kernel", "F D -> F D"),
-    entry(f"{_THERE}.mlp.c_proj.bias", f"{_HERE}/mlp/down/bias", "D -> D"),
+    entry(f"{_LAYER}.ln_1.weight", f"{_BLOCK}/attention_norm/scale", "D -> D"),
+    entry(f"{_LAYER}.ln_1.bias", f"{_BLOCK}/attention_norm/bias", "D -> D"),
+    entry(f"{_LAYER}.attn.c_attn.weight", tuple(f"{p}/kernel" for p in _QKV), "D (P N H) -> P D N H"),
+    entry(f"{_LAYER}.attn.c_attn.bias", tuple(f"{p}/bias" for p in _QKV), "(P N H) -> P N H"),
+    entry(f"{_LAYER}.attn.c_proj.weight", f"{_BLOCK}/attention/out/kernel", "(N H) D -> N H D"),
+    entry(f"{_LAYER}.attn.c_proj.bias", f"{_BLOCK}/attention/out/bias", "D -> D"),
+    entry(f"{_LAYER}.ln_2.weight", f"{_BLOCK}/mlp_norm/scale", "D -> D"),
+    entry(f"{_LAYER}.ln_2.bias", f"{_BLOCK}/mlp_norm/bias", "D -> D"),
+    entry(f"{_LAYER}.mlp.c_fc.weight", f"{_BLOCK}/mlp/up/kernel", "D F -> D F"),
+    entry(f"{_LAYER}.mlp.c_fc.bias", f"{_BLOCK}/mlp/up/bias", "F -> F"),
+    entry(f"{_LAYER}.mlp.c_proj.weight", f"{_BLOCK}/mlp/down/kernel", "F D -> F D"),
+    entry(f"{_LAYER}.mlp.c_proj.bias", f"{_BLOCK}/mlp/down/bias", "D -> D"),
     entry("{base}ln_f.weight", "decoder/final_norm/scale", "D -> D"),
     entry("{base}ln_f.bias", "decoder/final_norm/bias", "D -> D"),
     entry("lm_head.weight", "head/output/kernel", "V D -> D V"),
 )
 
 
-def read(fields: Fields, found: Found) -> ModelConfig:
+def _read(fields: Fields, files: ModelFiles) -> ModelConfig:
     fields.require("scale_attn_weights", True)
     fields.require("scale_attn_by_inverse_layer_idx", False)
     fields.require("add_cross_attention", False)
     fields.take("reorder_and_upcast_attn", False)  # a matter of precision, and attention is in float32 here
-    embed_dim = fields.take("n_embd", 768)
+    embed_dim, vocab_size = fields.take("n_embd", 768), fields.take("vocab_size", 50_257)
     return gpt2(
         num_layers=fields.take("n_layer", 12),
         embed_dim=embed_dim,
         num_heads=fields.take("n_head", 12),
         mlp_dim=fields.take("n_inner", 4 * embed_dim),
-        vocab_size=fields.take("vocab_size", 50_257),
+        vocab_size=vocab_size,
         max_length=fields.take("n_positions", 1024),
         activation=fields.activation("activation_function", "gelu_new"),
         eps=fields.take("layer_norm_epsilon", 1e-5),
         tied=fields.take("tie_word_embeddings", True),
-        special=fields.special(bos=50_256, eos=50_256),
+        special=fields.special_ids(vocab_size, bos=50_256, eos=50_256),
         dropout=fields.take("resid_pdrop", 0.1),
         embedding_dropout=fields.take("embd_pdrop", 0.1),
         attention_dropout=fields.take("attn_pdrop", 0.1),
     )
 
 
-def write(model: ModelConfig) -> dict[str, Any]:
+def _write(model: ModelConfig) -> dict[str, Any]:
     block, position = model.decoder.pattern[0], model.embedding.position
     return {
         "architectures": ["GPT2LMHeadModel"],
@@ -65,27 +66,37 @@ def write(model: ModelConfig) -> dict[str, Any]:
         "n_inner": block.mlp.dim,
         "n_positions": position.max_length if isinstance(position, Learned) else None,
         "vocab_size": model.vocab_size,
-        "activation_function": {"gelu_tanh": "gelu_new"}.get(a := block.mlp.activation, written_activation(a)),
+        "activation_function": {"gelu_tanh": "gelu_new"}.get(a := block.mlp.activation, write_activation(a)),
         "layer_norm_epsilon": block.norm.eps,
         "tie_word_embeddings": model.head.tied,
         "resid_pdrop": block.dropout,
         "embd_pdrop": model.embedding.dropout,
         "attn_pdrop": block.attention.dropout,
-        **written_special(model.special),
+        **write_special_ids(model.special),
     }
 
 
 FORMATS = (
     Format(
         model_type="gpt2",
-        family="gpt2",
         architectures=("GPT2LMHeadModel",),
-        read=read,
-        write=write,
+        read=_read,
+        write=_write,
         shape="decoder-only",
-        entries=ENTRIES,
+        entries=_ENTRIES,
         base="transformer.",
         copies={"lm_head.weight": "{base}wte.weight"},
         ignored=(r".*\.attn\.(bias|masked_bias)",),  # masks of older releases
     ),
 )
+
+_SHAPE = {
+    "vocab_size": VOCAB,
+    "n_embd": 32,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_positions": POSITIONS,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+SAMPLES = {"gpt2": Sample("gpt2-124m", "gpt2", "GPT2LMHeadModel", "GPT2Config", _SHAPE)}

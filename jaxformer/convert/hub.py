@@ -1,6 +1,6 @@
-"""Where a model's files are: a directory, or a repository of the Hugging Face hub fetched into the hub's own cache.
+"""Where a model's files are: a directory, or a repository of the Hugging Face hub downloaded into the hub's cache.
 
-`HF_HOME`, `HF_HUB_OFFLINE` and the token of `hf auth login` count as everywhere else.
+`HF_HOME`, `HF_HUB_OFFLINE` and the token of `hf auth login` apply as usual.
 """
 
 import re
@@ -19,18 +19,18 @@ from huggingface_hub.errors import (
 
 from jaxformer.errors import UserError
 
-# Data only: a pickle (.bin, .pt) runs code when it is read, and code is not ours to run.
+# Data only: reading a pickle (.bin, .pt) can run code.
 READ = ("*.json", "*.safetensors", "*.model", "*.spm", "merges.txt", "vocab.*", "chat_template.jinja")
-# Folders hold the same weights for other programs, and so do Mistral's own files.
-LEFT_OUT = ("*/*", "consolidated*.safetensors")
-# One slash is left of two where the text went through a Path.
+# Folders and Mistral's own files hold the same weights for other programs.
+IGNORED = ("*/*", "consolidated*.safetensors")
+# A Path collapses the two slashes into one.
 REPOSITORY = re.compile(r"hf:/{1,2}(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.ASCII)
 
 
 def local_directory(path: str | Path) -> Path:
-    """The directory itself, or the fetched files of `hf://org/name` or `hf://org/name@revision`."""
+    """The directory itself, or the downloaded files of `hf://org/name` or `hf://org/name@revision`."""
     if str(path).startswith("hf:"):
-        return _fetched(str(path))
+        return _download(str(path))
     if not Path(path).exists():
         raise UserError(f"'{path}' does not exist: correct the path, or write hf://org/name to fetch from the hub")
     if not Path(path).is_dir():
@@ -38,18 +38,18 @@ def local_directory(path: str | Path) -> Path:
     return Path(path)
 
 
-def _fetched(address: str) -> Path:
-    found = REPOSITORY.fullmatch(address)
-    if found is None:
+def _download(address: str) -> Path:
+    match = REPOSITORY.fullmatch(address)
+    if match is None:
         raise UserError(f"'{address}' names no repository: write hf://org/name or hf://org/name@revision")
     try:
         path = snapshot_download(
-            found["name"], revision=found["revision"], allow_patterns=list(READ), ignore_patterns=list(LEFT_OUT)
+            match["name"], revision=match["revision"], allow_patterns=list(READ), ignore_patterns=list(IGNORED)
         )
-    # In this order: a gated repository is also one not found, and both are HTTP errors.
+    # The order matters: GatedRepoError is a RepositoryNotFoundError, and both are HTTP errors.
     except GatedRepoError:
         raise UserError(
-            f"'{address}' is gated: ask for access at https://huggingface.co/{found['name']}, then run hf auth login"
+            f"'{address}' is gated: ask for access at https://huggingface.co/{match['name']}, then run hf auth login"
         ) from None
     except RepositoryNotFoundError:
         raise UserError(
@@ -57,7 +57,7 @@ def _fetched(address: str) -> Path:
         ) from None
     except RevisionNotFoundError:
         raise UserError(
-            f"'{address}' has no revision '{found['revision']}': name a branch, a tag or a commit"
+            f"'{address}' has no revision '{match['revision']}': name a branch, a tag or a commit"
         ) from None
     except LocalEntryNotFoundError as error:
         raise UserError(

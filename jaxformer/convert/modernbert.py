@@ -1,38 +1,39 @@
-"""ModernBERT's files: fused query-key-value and fused gate-and-up, and no norm before the first attention."""
+"""Format of ModernBERT: fused query-key-value and gate-up tensors, and no norm before the first attention."""
 
 from typing import Any
 
 from jaxformer.config import ModelConfig, Rope
-from jaxformer.convert.bert import heads, linear, norm, written_heads
-from jaxformer.convert.fields import Fields, read_rope, written_activation, written_rope, written_special
-from jaxformer.convert.format import Format, Found
-from jaxformer.convert.llama import local_layers
-from jaxformer.convert.tables import entry
+from jaxformer.convert.bert import linear, norm, read_heads, write_heads
+from jaxformer.convert.fields import Fields, read_rope, write_activation, write_rope, write_special_ids
+from jaxformer.convert.format import Format, ModelFiles
+from jaxformer.convert.llama import read_local_layers
+from jaxformer.convert.sample import SHAPE, Sample
+from jaxformer.convert.tables import Entry, entry
 from jaxformer.errors import UserError
 from jaxformer.models.modernbert import modernbert
 
-_HERE, _THERE = "encoder/{place}", "{base}layers.{layer}"
-_QKV = tuple(f"{_HERE}/attention/{name}" for name in "qkv")
-_IN = tuple(f"{_HERE}/mlp/{name}" for name in ("gate", "up"))
+_BLOCK, _LAYER = "encoder/{block}", "{base}layers.{layer}"
+_QKV = tuple(f"{_BLOCK}/attention/{name}" for name in "qkv")
+_IN = tuple(f"{_BLOCK}/mlp/{name}" for name in ("gate", "up"))
 
 _STACK = (
     entry("{base}embeddings.tok_embeddings.weight", "embedding/tokens", "V D -> V D"),
     *norm("{base}embeddings.norm", "embedding/norm"),
-    *norm(f"{_THERE}.attn_norm", f"{_HERE}/attention_norm"),
-    entry(f"{_THERE}.attn.Wqkv.weight", tuple(f"{p}/kernel" for p in _QKV), "(P N H) D -> P D N H"),
-    entry(f"{_THERE}.attn.Wqkv.bias", tuple(f"{p}/bias" for p in _QKV), "(P N H) -> P N H"),
-    entry(f"{_THERE}.attn.Wo.weight", f"{_HERE}/attention/out/kernel", "D (N H) -> N H D"),
-    entry(f"{_THERE}.attn.Wo.bias", f"{_HERE}/attention/out/bias", "D -> D"),
-    *norm(f"{_THERE}.mlp_norm", f"{_HERE}/mlp_norm"),
-    entry(f"{_THERE}.mlp.Wi.weight", tuple(f"{p}/kernel" for p in _IN), "(P F) D -> P D F"),
-    entry(f"{_THERE}.mlp.Wi.bias", tuple(f"{p}/bias" for p in _IN), "(P F) -> P F"),
-    *linear(f"{_THERE}.mlp.Wo", f"{_HERE}/mlp/down", "D F -> F D"),
+    *norm(f"{_LAYER}.attn_norm", f"{_BLOCK}/attention_norm"),
+    entry(f"{_LAYER}.attn.Wqkv.weight", tuple(f"{p}/kernel" for p in _QKV), "(P N H) D -> P D N H"),
+    entry(f"{_LAYER}.attn.Wqkv.bias", tuple(f"{p}/bias" for p in _QKV), "(P N H) -> P N H"),
+    entry(f"{_LAYER}.attn.Wo.weight", f"{_BLOCK}/attention/out/kernel", "D (N H) -> N H D"),
+    entry(f"{_LAYER}.attn.Wo.bias", f"{_BLOCK}/attention/out/bias", "D -> D"),
+    *norm(f"{_LAYER}.mlp_norm", f"{_BLOCK}/mlp_norm"),
+    entry(f"{_LAYER}.mlp.Wi.weight", tuple(f"{p}/kernel" for p in _IN), "(P F) D -> P D F"),
+    entry(f"{_LAYER}.mlp.Wi.bias", tuple(f"{p}/bias" for p in _IN), "(P F) -> P F"),
+    *linear(f"{_LAYER}.mlp.Wo", f"{_BLOCK}/mlp/down", "D F -> F D"),
     *norm("{base}final_norm", "encoder/final_norm"),
 )
 
 
-def entries(model: ModelConfig):
-    """One transform serves whichever head there is."""
+def _entries(model: ModelConfig) -> tuple[Entry, ...]:
+    """The table; the masked-LM head and the classifier keep their dense layer under the same name."""
     head = "head" if model.head is not None else "pooler"
     return (
         *_STACK,
@@ -44,8 +45,9 @@ def entries(model: ModelConfig):
     )
 
 
-def read(fields: Fields, found: Found) -> ModelConfig:
-    num_layers, length = fields.take("num_hidden_layers", 22), fields.take("max_position_embeddings", 8192)
+def _read(fields: Fields, files: ModelFiles) -> ModelConfig:
+    num_layers, vocab_size = fields.take("num_hidden_layers", 22), fields.take("vocab_size", 50_368)
+    length = fields.take("max_position_embeddings", 8192)
     local_attention = fields.take("local_attention", 128)
     if local_attention % 2:
         raise UserError(f"{fields.where}: local_attention = {local_attention} is odd: it counts both sides")
@@ -55,23 +57,16 @@ def read(fields: Fields, found: Found) -> ModelConfig:
     fields.require("position_embedding_type", "absolute", "sans_pos")
     fields.require("classifier_pooling", "cls", "mean")
     fields.take("embedding_dropout", 0.0)
-    given = fields.take("rope_parameters", None)
-    thetas = (fields.take("global_rope_theta", 160_000.0), fields.take("local_rope_theta", 10_000.0))
-    kinds = ("full_attention", "sliding_attention")
-    ropes = [
-        Rope(theta=theta) if given is None else read_rope(fields, length, theta, kind)
-        for theta, kind in zip(thetas, kinds, strict=True)
-    ]
     return modernbert(
         num_layers=num_layers,
         embed_dim=fields.take("hidden_size", 768),
         num_heads=fields.take("num_attention_heads", 12),
         mlp_dim=fields.take("intermediate_size", 1152),
-        vocab_size=fields.take("vocab_size", 50_368),
-        rope=ropes[0],
-        local_rope=ropes[1],
+        vocab_size=vocab_size,
+        rope=_read_rope(fields, length, "full_attention", fields.take("global_rope_theta", 160_000.0)),
+        local_rope=_read_rope(fields, length, "sliding_attention", fields.take("local_rope_theta", 10_000.0)),
         window=local_attention // 2 + 1,
-        local=local_layers(fields, num_layers, [i % every != 0 for i in range(num_layers)]),
+        local=read_local_layers(fields, num_layers, [i % every != 0 for i in range(num_layers)]),
         eps=fields.take("norm_eps", 1e-5),
         activation=fields.activation("hidden_activation", "gelu"),
         transform_activation=fields.activation("classifier_activation", "gelu"),
@@ -83,22 +78,29 @@ def read(fields: Fields, found: Found) -> ModelConfig:
         tied=fields.take("tie_word_embeddings", True),
         pooling="mean" if fields.take("classifier_pooling", "cls") == "mean" else "first",
         context_length=length,
-        special=fields.special(bos=50_281, eos=50_282, pad=50_283),
+        special=fields.special_ids(vocab_size, bos=50_281, eos=50_282, pad=50_283),
         dropout=dropout,
         attention_dropout=fields.take("attention_dropout", 0.0),
         classifier_dropout=fields.take("classifier_dropout", 0.0),
-        **heads(fields, found, ""),
+        **read_heads(fields, files, ""),
     )
 
 
-def write(model: ModelConfig) -> dict[str, Any]:
+def _read_rope(fields: Fields, length: int, layers: str, theta: float) -> Rope:
+    """Rotary positions of one kind of layers, from `rope_parameters` or from the older field with only its theta."""
+    if fields.take("rope_parameters", None) is None:
+        return Rope(theta=theta)
+    return read_rope(fields, length, theta, layers)
+
+
+def _write(model: ModelConfig) -> dict[str, Any]:
     stack, last = model.encoder, model.encoder.block(model.encoder.num_layers - 1)
     layers = [stack.block(i).attention for i in range(stack.num_layers)]
     window = next((a.window for a in layers if a.window is not None), 65)
     ropes = {}
     for attention in layers:
         kind = "full_attention" if attention.window is None else "sliding_attention"
-        ropes.setdefault(kind, written_rope(attention.position) if isinstance(attention.position, Rope) else None)
+        ropes.setdefault(kind, write_rope(attention.position) if isinstance(attention.position, Rope) else None)
     transform = (model.head or model.pooler).transform if model.head or model.pooler else None
     pooling = "cls" if model.pooler is None or model.pooler.pooling == "first" else "mean"
     return {
@@ -108,7 +110,7 @@ def write(model: ModelConfig) -> dict[str, Any]:
         "intermediate_size": last.mlp.dim,
         "vocab_size": model.vocab_size,
         "max_position_embeddings": model.context_length,
-        "hidden_activation": written_activation(last.mlp.activation),
+        "hidden_activation": write_activation(last.mlp.activation),
         "norm_eps": last.norm.eps,
         "norm_bias": last.norm.bias,
         "attention_bias": last.attention.bias,
@@ -118,30 +120,41 @@ def write(model: ModelConfig) -> dict[str, Any]:
         "local_attention": 2 * (window - 1),
         "layer_types": ["full_attention" if a.window is None else "sliding_attention" for a in layers],
         "rope_parameters": ropes,
-        "classifier_activation": "gelu" if transform is None else written_activation(transform.activation),
+        "classifier_activation": "gelu" if transform is None else write_activation(transform.activation),
         "classifier_bias": transform is not None and transform.bias,
         "classifier_pooling": pooling,
         "decoder_bias": model.head is None or model.head.bias,
         "tie_word_embeddings": model.head is None or model.head.tied,
-        **written_special(model.special),
+        **write_special_ids(model.special),
         "cls_token_id": model.special.bos,
         "sep_token_id": next(iter(model.special.eos), None),
-        **written_heads(model, "ModernBert"),
+        **write_heads(model, "ModernBert"),
     }
 
 
 FORMATS = (
     Format(
         model_type="modernbert",
-        family="modernbert",
         architectures=("ModernBertModel", "ModernBertForMaskedLM", "ModernBertForSequenceClassification"),
-        read=read,
-        write=write,
+        read=_read,
+        write=_write,
         shape="encoder-only",
-        entries=entries,
+        entries=_entries,
         base="model.",
         bare="ModernBertModel",
         copies={"decoder.weight": "{base}embeddings.tok_embeddings.weight"},
         ignored=(r"head\..*", r"decoder\.bias"),
     ),
 )
+
+_SHAPE = SHAPE | {"num_hidden_layers": 5, "cls_token_id": 1, "sep_token_id": 2, "local_attention": 8}
+SAMPLES = {
+    "modernbert": Sample("modernbert-base", "modernbert", "ModernBertForMaskedLM", "ModernBertConfig", _SHAPE),
+    "modernbert classes": Sample(
+        "modernbert-base",
+        "modernbert",
+        "ModernBertForSequenceClassification",
+        "ModernBertConfig",
+        _SHAPE | {"num_labels": 3},
+    ),
+}

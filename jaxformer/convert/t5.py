@@ -1,28 +1,30 @@
-"""The files of T5, T5 v1.1 and mT5: numbered sub-layers, and one table of biases in each stack's first layer."""
+"""Formats of T5, T5 v1.1 and mT5: numbered sub-layers, and one relative bias table in each stack's first layer."""
 
+from collections.abc import Callable
 from typing import Any
 
 from jaxformer.config import BucketBias, ModelConfig
-from jaxformer.convert.fields import ACTIVATIONS, Fields, written_activation, written_special
-from jaxformer.convert.format import Format, Found
+from jaxformer.convert.fields import ACTIVATIONS, Fields, write_activation, write_special_ids
+from jaxformer.convert.format import Format, ModelFiles
+from jaxformer.convert.sample import VOCAB, Sample
 from jaxformer.convert.tables import Entry, entry
 from jaxformer.errors import UserError
 from jaxformer.models.t5 import t5
 
 
 def _stack(side: str, mlp: int) -> list[Entry]:
-    """Sub-layer `mlp` is the feed-forward one; a decoder has cross-attention before it."""
-    here, there = f"{side}/{{place}}", f"{side}.block.{{layer}}.layer"
-    rows = _attention(f"{there}.0.SelfAttention", f"{here}/attention")
-    rows.append(entry(f"{there}.0.layer_norm.weight", f"{here}/attention_norm/scale", "D -> D"))
+    """One stack, whose sub-layer `mlp` is the feed-forward one; that of a decoder comes after cross-attention."""
+    ours, theirs = f"{side}/{{block}}", f"{side}.block.{{layer}}.layer"
+    rows = _attention(f"{theirs}.0.SelfAttention", f"{ours}/attention")
+    rows.append(entry(f"{theirs}.0.layer_norm.weight", f"{ours}/attention_norm/scale", "D -> D"))
     if side == "decoder":
-        rows += _attention(f"{there}.1.EncDecAttention", f"{here}/cross_attention")
-        rows.append(entry(f"{there}.1.layer_norm.weight", f"{here}/cross_attention_norm/scale", "D -> D"))
-    dense = f"{there}.{mlp}.DenseReluDense"
+        rows += _attention(f"{theirs}.1.EncDecAttention", f"{ours}/cross_attention")
+        rows.append(entry(f"{theirs}.1.layer_norm.weight", f"{ours}/cross_attention_norm/scale", "D -> D"))
+    dense = f"{theirs}.{mlp}.DenseReluDense"
     return [
         *rows,
-        entry(f"{there}.{mlp}.layer_norm.weight", f"{here}/mlp_norm/scale", "D -> D"),
-        entry(f"{dense}.wo.weight", f"{here}/mlp/down/kernel", "D F -> F D"),
+        entry(f"{theirs}.{mlp}.layer_norm.weight", f"{ours}/mlp_norm/scale", "D -> D"),
+        entry(f"{dense}.wo.weight", f"{ours}/mlp/down/kernel", "D F -> F D"),
         entry(f"{side}.final_layer_norm.weight", f"{side}/final_norm/scale", "D -> D"),
         entry(
             f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
@@ -32,18 +34,18 @@ def _stack(side: str, mlp: int) -> list[Entry]:
     ]
 
 
-def _attention(there: str, here: str) -> list[Entry]:
-    rows = [entry(f"{there}.{p}.weight", f"{here}/{p}/kernel", "(N H) D -> D N H") for p in "qkv"]
-    return [*rows, entry(f"{there}.o.weight", f"{here}/out/kernel", "D (N H) -> N H D")]
+def _attention(theirs: str, ours: str) -> list[Entry]:
+    rows = [entry(f"{theirs}.{p}.weight", f"{ours}/{p}/kernel", "(N H) D -> D N H") for p in "qkv"]
+    return [*rows, entry(f"{theirs}.o.weight", f"{ours}/out/kernel", "D (N H) -> N H D")]
 
 
 def _up(names: dict[str, str]) -> list[Entry]:
-    """The layers into the MLP's width, whose names depend on whether it is gated."""
+    """The input projections of the MLPs, whose names depend on whether they are gated."""
     sides = (("encoder", 1), ("decoder", 2))
     return [
         entry(
             f"{side}.block.{{layer}}.layer.{index}.DenseReluDense.{theirs}.weight",
-            f"{side}/{{place}}/mlp/{ours}/kernel",
+            f"{side}/{{block}}/mlp/{ours}/kernel",
             "F D -> D F",
         )
         for side, index in sides
@@ -60,21 +62,21 @@ _SHARED = (
 _PLAIN = (*_SHARED, *_up({"up": "wi"}))
 _GATED = (*_SHARED, *_up({"gate": "wi_0", "up": "wi_1"}))
 _COPIES = {f"{side}.embed_tokens.weight": "shared.weight" for side in ("encoder", "decoder")}
-_IGNORED = (r"decoder\..*EncDecAttention\.relative_attention_bias\.weight",)  # of older releases, unused
+_IGNORED = (r"decoder\..*EncDecAttention\.relative_attention_bias\.weight",)  # an unused table in older releases
 
 
-def _read_t5(fields: Fields, found: Found) -> ModelConfig:
-    # What the name says decides about scaling; whether the output is tied shows in the tensors.
+def _read_t5(fields: Fields, files: ModelFiles) -> ModelConfig:
+    # `tie_word_embeddings` means that the output is scaled; whether it is tied shows in the tensors.
     scaled = fields.take("scale_decoder_outputs", fields.take("tie_word_embeddings", True))
-    return _read(fields, found, "relu", scaled)
+    return _read_common(fields, files, "relu", scaled)
 
 
-def _read_mt5(fields: Fields, found: Found) -> ModelConfig:
+def _read_mt5(fields: Fields, files: ModelFiles) -> ModelConfig:
     fields.take("tie_word_embeddings", True)
-    return _read(fields, found, "gated-gelu", False)
+    return _read_common(fields, files, "gated-gelu", False)
 
 
-def _read(fields: Fields, found: Found, default_mlp: str, scaled: bool) -> ModelConfig:
+def _read_common(fields: Fields, files: ModelFiles, default_mlp: str, scaled: bool) -> ModelConfig:
     fields.require("is_encoder_decoder", True)
     fields.require("is_decoder", False)
     for derived in ("dense_act_fn", "is_gated_act", "n_positions"):  # the first two follow from feed_forward_proj
@@ -82,7 +84,8 @@ def _read(fields: Fields, found: Found, default_mlp: str, scaled: bool) -> Model
     gate, _, activation = fields.take("feed_forward_proj", default_mlp).rpartition("-")
     if gate not in ("", "gated") or activation not in ACTIVATIONS:
         raise UserError(f"{fields.where}: feed_forward_proj = '{gate}-{activation}' is not supported")
-    # The library reads gated-gelu as its tanh form.
+    # transformers reads gated-gelu as the tanh approximation.
+    vocab_size = fields.take("vocab_size")
     tanh = gate == "gated" and activation == "gelu"
     return t5(
         num_layers=fields.take("num_layers"),
@@ -91,33 +94,33 @@ def _read(fields: Fields, found: Found, default_mlp: str, scaled: bool) -> Model
         num_heads=fields.take("num_heads"),
         head_dim=fields.take("d_kv", 64),
         mlp_dim=fields.take("d_ff"),
-        vocab_size=fields.take("vocab_size"),
+        vocab_size=vocab_size,
         relative_bias=BucketBias(
             num_buckets=fields.take("relative_attention_num_buckets", 32),
             max_distance=fields.take("relative_attention_max_distance", 128),
         ),
         activation="gelu_tanh" if tanh else ACTIVATIONS[activation],
         gated=gate == "gated",
-        tied="lm_head.weight" not in found.names,
+        tied="lm_head.weight" not in files.tensor_names,
         head_scale=scaled,
         eps=fields.take("layer_norm_epsilon", 1e-6),
-        special=fields.special(eos=1, pad=0, decoder_start=0),
+        special=fields.special_ids(vocab_size, eos=1, pad=0, decoder_start=0),
         dropout=fields.take("dropout_rate", 0.1),
     )
 
 
 def _write_t5(model: ModelConfig) -> dict[str, Any]:
-    return _written(model, "T5ForConditionalGeneration") | {"tie_word_embeddings": model.head.scale}
+    return _write_common(model, "T5ForConditionalGeneration") | {"tie_word_embeddings": model.head.scale}
 
 
 def _write_mt5(model: ModelConfig) -> dict[str, Any]:
-    return _written(model, "MT5ForConditionalGeneration") | {"tie_word_embeddings": model.head.tied}
+    return _write_common(model, "MT5ForConditionalGeneration") | {"tie_word_embeddings": model.head.tied}
 
 
-def _written(model: ModelConfig, architecture: str) -> dict[str, Any]:
+def _write_common(model: ModelConfig, architecture: str) -> dict[str, Any]:
     block = model.encoder.pattern[0]
     activation, bias = block.mlp.activation, model.encoder.relative_bias
-    name = "gelu" if block.mlp.gated and activation == "gelu_tanh" else written_activation(activation)
+    name = "gelu" if block.mlp.gated and activation == "gelu_tanh" else write_activation(activation)
     return {
         "architectures": [architecture],
         "is_encoder_decoder": True,
@@ -133,18 +136,30 @@ def _written(model: ModelConfig, architecture: str) -> dict[str, Any]:
         "feed_forward_proj": f"gated-{name}" if block.mlp.gated else name,
         "layer_norm_epsilon": block.norm.eps,
         "dropout_rate": block.dropout,
-        **written_special(model.special),
+        **write_special_ids(model.special),
         "decoder_start_token_id": model.special.decoder_start,
     }
 
 
-def entries(model: ModelConfig) -> tuple[Entry, ...]:
+def _entries(model: ModelConfig) -> tuple[Entry, ...]:
     return _GATED if model.encoder.pattern[0].mlp.gated else _PLAIN
 
 
-def _format(name: str, architecture: str, read, write) -> Format:
+def _format(
+    model_type: str,
+    architecture: str,
+    read: Callable[[Fields, ModelFiles], ModelConfig],
+    write: Callable[[ModelConfig], dict[str, Any]],
+) -> Format:
     return Format(
-        name, name, (architecture,), read, write, "encoder-decoder", entries, copies=_COPIES, ignored=_IGNORED
+        model_type=model_type,
+        architectures=(architecture,),
+        read=read,
+        write=write,
+        shape="encoder-decoder",
+        entries=_entries,
+        copies=_COPIES,
+        ignored=_IGNORED,
     )
 
 
@@ -152,3 +167,29 @@ FORMATS = (
     _format("t5", "T5ForConditionalGeneration", _read_t5, _write_t5),
     _format("mt5", "MT5ForConditionalGeneration", _read_mt5, _write_mt5),
 )
+
+_SHAPE = {
+    "vocab_size": VOCAB,
+    "d_model": 32,
+    "d_kv": 16,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_decoder_layers": 3,
+    "num_heads": 4,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 12,
+    "decoder_start_token_id": 0,
+}
+_GATED_SHAPE = _SHAPE | {"feed_forward_proj": "gated-gelu"}
+SAMPLES = {
+    "t5": Sample("t5-small", "t5", "T5ForConditionalGeneration", "T5Config", _SHAPE),
+    "t5v1.1": Sample(
+        "t5v1.1-small",
+        "t5",
+        "T5ForConditionalGeneration",
+        "T5Config",
+        _GATED_SHAPE | {"tie_word_embeddings": False},
+        untied_output=True,
+    ),
+    "mt5": Sample("mt5-small", "mt5", "MT5ForConditionalGeneration", "MT5Config", _GATED_SHAPE, untied_output=True),
+}

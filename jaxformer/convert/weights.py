@@ -1,8 +1,8 @@
-"""Safetensors files, read and written tensor by tensor; pickles are refused.
+"""Safetensors files, read and written one tensor at a time; pickles are refused.
 
 A file is eight bytes of length, a JSON header of that length, and the tensors one after another
-(github.com/huggingface/safetensors, README, "Format"). The safetensors library checks a file when it is opened. What
-it would copy whole to read, or want in memory at once to write, is mapped and written here.
+(github.com/huggingface/safetensors, README, "Format"). The safetensors library validates a file when it is opened.
+Reading and writing are done here: the library copies a tensor to read it, and needs all tensors in memory to write.
 """
 
 import json
@@ -25,14 +25,14 @@ MAX_FILE_BYTES = 5 * 10**9
 
 
 class Tensor(NamedTuple):
-    """Where a tensor is and what it looks like, before any of it is read."""
+    """Where a tensor is, its shape and dtype; its contents are read later."""
 
     file: Path
     shape: tuple[int, ...]
     dtype: str
-    """As the file spells it; `DTYPES` has those we can read."""
+    """As the file spells it; `DTYPES` lists those that can be read."""
     start: int
-    """The byte of the file it begins at."""
+    """Offset in the file, in bytes."""
 
 
 class Weights:
@@ -48,14 +48,14 @@ class Weights:
         _check_index(directory, self.tensors)
 
     def read(self, name: str) -> np.ndarray:
-        """One tensor, mapped: only what is used of it is read, and nothing of it stays when it is let go."""
+        """One tensor, memory-mapped: only the parts that are used are read, and none stays in memory afterwards."""
         file, shape, dtype, start = self.tensors[name]
         if not math.prod(shape):
             return np.empty(shape, DTYPES[dtype])
         try:
             return np.memmap(file, DTYPES[dtype], "r", start, shape)
-        except (OSError, ValueError) as error:  # the file was changed after it was looked at
-            raise _damaged(file, error) from None
+        except (OSError, ValueError) as error:  # the file was changed after its header was read
+            raise _damage_error(file, error) from None
 
 
 def _tensors(file: Path) -> dict[str, Tensor]:
@@ -64,7 +64,7 @@ def _tensors(file: Path) -> dict[str, Tensor]:
             (length,) = struct.unpack("<Q", handle.read(8))
             header = json.loads(handle.read(length))
     except SafetensorError as error:
-        raise _damaged(file, error) from None
+        raise _damage_error(file, error) from None
     except OSError as error:
         raise UserError(f"'{file}' cannot be read ({error.strerror or error})") from None
     header.pop("__metadata__", None)
@@ -74,7 +74,7 @@ def _tensors(file: Path) -> dict[str, Tensor]:
     }
 
 
-def _damaged(file: Path, error: Exception) -> UserError:
+def _damage_error(file: Path, error: Exception) -> UserError:
     size = file.stat().st_size
     return UserError(f"'{file}' is damaged or cut short ({size:,} bytes; {error}): fetch it again")
 
@@ -94,7 +94,7 @@ def _files(directory: Path) -> list[Path]:
     pickles = sorted(file.name for pattern in PICKLES for file in directory.glob(pattern))
     if pickles:
         raise UserError(
-            f"'{directory}' has no {SINGLE}, only '{pickles[0]}': such files are programs that run when they are read, "
+            f"'{directory}' has no {SINGLE}, only '{pickles[0]}': pickles can run code when they are read, "
             "so they are refused; save the model as safetensors, in transformers with save_pretrained"
         )
     raise UserError(f"'{directory}' has no weights: neither {SINGLE} nor {INDEX} is there")
@@ -117,8 +117,8 @@ def _check_index(directory: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 # ---------------------------------------------------------------- writing
-class Planned(NamedTuple):
-    """A tensor to be written, and how to get it when its turn comes."""
+class TensorPlan(NamedTuple):
+    """A tensor to write, and a function that makes it when its turn comes."""
 
     name: str
     shape: tuple[int, ...]
@@ -130,16 +130,16 @@ class Planned(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def write_weights(directory: Path, planned: Iterable[Planned], max_bytes: int = MAX_FILE_BYTES) -> None:
+def write_weights(directory: Path, plans: Iterable[TensorPlan], max_bytes: int = MAX_FILE_BYTES) -> None:
     """One file, or several of at most `max_bytes` with an index; one tensor in memory at a time."""
-    files: list[list[Planned]] = [[]]
-    room = max_bytes
-    for tensor in planned:
-        if tensor.num_bytes > room and files[-1]:
+    files: list[list[TensorPlan]] = [[]]
+    space = max_bytes
+    for tensor in plans:
+        if tensor.num_bytes > space and files[-1]:
             files.append([])
-            room = max_bytes
+            space = max_bytes
         files[-1].append(tensor)
-        room -= tensor.num_bytes
+        space -= tensor.num_bytes
     if len(files) == 1:
         _write_file(directory / SINGLE, files[0])
         return
@@ -153,9 +153,9 @@ def write_weights(directory: Path, planned: Iterable[Planned], max_bytes: int = 
     (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def _write_file(path: Path, tensors: list[Planned]) -> None:
+def _write_file(path: Path, tensors: list[TensorPlan]) -> None:
     names = {dtype: name for name, dtype in DTYPES.items()}
-    # Wider types first: a tensor then begins where its numbers may stand, as the library writes them.
+    # Wider dtypes first, as the library writes them: every tensor is then aligned to its item size.
     tensors = sorted(tensors, key=lambda tensor: -tensor.dtype.itemsize)
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     start = 0
@@ -166,22 +166,22 @@ def _write_file(path: Path, tensors: list[Planned]) -> None:
         }  # fmt: skip
         start = stop
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight
+    text += b" " * (-len(text) % 8)  # tensors start at a multiple of eight bytes
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)))
         file.write(text)
         for tensor in tensors:
-            file.write(_stored(tensor).view(np.uint8).data)
+            file.write(_to_stored(tensor).view(np.uint8).data)
 
 
-def _stored(tensor: Planned) -> np.ndarray:
+def _to_stored(tensor: TensorPlan) -> np.ndarray:
     made = tensor.make()
     assert made.shape == tensor.shape, f"{tensor.name}: {made.shape} is not {tensor.shape}"
-    with np.errstate(over="ignore"):  # found below, with the tensor's name
+    with np.errstate(over="ignore"):  # reported below, with the tensor's name
         stored = np.ascontiguousarray(made.astype(tensor.dtype, copy=False))
     if tensor.dtype == np.float16 and made.dtype != np.float16 and (np.isinf(stored) & ~np.isinf(made)).any():
         raise UserError(
-            f"tensor '{tensor.name}' holds {np.abs(made).max():.6g}, and float16 ends at 65504: "
+            f"tensor '{tensor.name}' holds {np.abs(made).max():.6g}, and the largest float16 is 65504: "
             "export as bfloat16 or float32"
         )
     return stored

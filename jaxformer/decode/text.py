@@ -4,8 +4,7 @@ import operator
 from collections.abc import Sequence
 from typing import TypeVar
 
-from jaxformer.data.special import special_ids
-from jaxformer.data.tokenizer import Tokenizer
+from jaxformer.data.tokenizer import Tokenizer, special_ids
 from jaxformer.errors import UserError
 from jaxformer.run import Run
 from jaxformer.typing import Array

@@ -1,53 +1,41 @@
-"""Families: each file holds functions that build its `ModelConfig`s, and published sizes by name."""
+"""Model families: each file holds functions that build a `ModelConfig`, and the published sizes by name."""
+
+from importlib import import_module
+from types import ModuleType
 
 from jaxformer.config import ModelConfig
 from jaxformer.errors import UserError
-from jaxformer.models import (
-    bart,
-    bert,
-    distilbert,
-    gemma,
-    gpt2,
-    llama,
-    marian,
-    minilm,
-    mistral,
-    mixtral,
-    modernbert,
-    mt5,
-    qwen,
-    rnn,
-    roberta,
-    smollm2,
-    t5,
-    vaswani,
-)
+from jaxformer.models.presets import Preset, ZooRow as ZooRow
 
-FAMILIES = {
-    "bart": bart,
-    "bert": bert,
-    "distilbert": distilbert,
-    "gemma": gemma,
-    "gpt2": gpt2,
-    "llama": llama,
-    "marian": marian,
-    "minilm": minilm,
-    "mistral": mistral,
-    "mixtral": mixtral,
-    "modernbert": modernbert,
-    "mt5": mt5,
-    "qwen": qwen,
-    "rnn": rnn,
-    "roberta": roberta,
-    "smollm2": smollm2,
-    "t5": t5,
-    "vaswani": vaswani,
+# One line per family file, in the order of the zoo table.
+_NAMES = (
+    "vaswani",
+    "t5",
+    "mt5",
+    "bart",
+    "marian",
+    "gpt2",
+    "llama",
+    "mistral",
+    "mixtral",
+    "gemma",
+    "qwen",
+    "smollm2",
+    "bert",
+    "roberta",
+    "distilbert",
+    "minilm",
+    "modernbert",
+    "rnn",
+)
+FAMILIES: dict[str, ModuleType] = {name: import_module(f"jaxformer.models.{name}") for name in _NAMES}
+PRESETS: dict[str, Preset] = {
+    name: preset for family in FAMILIES.values() for row in family.ZOO_ROWS for name, preset in row.presets.items()
 }
-PRESETS = {name: build for family in FAMILIES.values() for name, build in family.PRESETS.items()}
 
 
 def preset(name: str) -> ModelConfig:
-    """A published model by name, such as `gpt2-124m`."""
+    """The config of a published model, such as `gpt2-124m`."""
     if name not in PRESETS:
         raise UserError(f"no preset '{name}'; there are: {', '.join(sorted(PRESETS))}")
-    return PRESETS[name]()
+    return PRESETS[name].build()

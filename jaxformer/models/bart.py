@@ -19,8 +19,9 @@ from jaxformer.config import (
     SpecialIds,
     StackConfig,
 )
+from jaxformer.models.presets import Preset, ZooRow
 
-# The first two rows of the published tables belong to no position.
+# The first two rows of the published tables are unused: positions count from 2.
 _POSITION = Learned(max_length=1024, offset=2)
 _SPECIAL = SpecialIds(bos=0, eos=(2,), pad=1, decoder_start=2)
 
@@ -47,7 +48,7 @@ def bart(
     """Post-norm, learned positions, exact GELU, biases everywhere, normalised embeddings.
 
     Args:
-      num_decoder_layers, num_decoder_heads, decoder_mlp_dim: none means as in the encoder.
+      num_decoder_layers, num_decoder_heads, decoder_mlp_dim: none means the same as in the encoder.
     """
     norm = NormConfig(kind="layer", eps=1e-5)
     attention = _attention(embed_dim, num_heads, attention_dropout)
@@ -80,7 +81,10 @@ def _attention(embed_dim: int, num_heads: int, dropout: float) -> AttentionConfi
     )
 
 
-PRESETS = {
-    "bart-base": lambda: bart(num_layers=6, embed_dim=768, num_heads=12, mlp_dim=3072),
-    "bart-large": lambda: bart(num_layers=12, embed_dim=1024, num_heads=16, mlp_dim=4096),
+_PRESETS = {
+    # num_parameters() of facebook/bart-{base,large}, and the bias on the logits, which is a buffer there.
+    "bart-base": Preset(139_420_416 + 50_265, lambda: bart(num_layers=6, embed_dim=768, num_heads=12, mlp_dim=3072)),
+    "bart-large": Preset(406_291_456 + 50_265, lambda: bart(num_layers=12, embed_dim=1024, num_heads=16, mlp_dim=4096)),
 }
+
+ZOO_ROWS = (ZooRow("BART", _PRESETS),)

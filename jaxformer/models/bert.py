@@ -17,6 +17,7 @@ from jaxformer.config import (
     StackConfig,
     TransformConfig,
 )
+from jaxformer.models.presets import Preset, ZooRow
 
 _POSITION = Learned(max_length=512)
 _SPECIAL = SpecialIds(pad=0)
@@ -47,8 +48,8 @@ def bert(
     """Post-norm, learned positions, exact GELU, biases everywhere, normalised embeddings.
 
     Args:
-      masked_lm: whether it has logits for every token.
-      pooled: whether it has a vector for the whole row; so it has where `num_classes` are told apart.
+      masked_lm: whether the model has a masked-LM head.
+      pooled: whether the model has a pooler; `num_classes` implies one.
       head_activation: none means `activation`.
       classifier_dropout: none means `dropout`.
     """
@@ -86,7 +87,16 @@ def bert(
     )
 
 
-PRESETS = {
-    "bert-base": lambda: bert(num_layers=12, embed_dim=768, num_heads=12, mlp_dim=3072),
-    "bert-large": lambda: bert(num_layers=24, embed_dim=1024, num_heads=16, mlp_dim=4096),
+_PRESETS = {
+    # The hub for google-bert/bert-base-uncased, and the tensors of -large, less the pooler and the next-sentence head.
+    "bert-base": Preset(
+        110_106_428 - (768 * 768 + 768) - (768 * 2 + 2),
+        lambda: bert(num_layers=12, embed_dim=768, num_heads=12, mlp_dim=3072),
+    ),
+    "bert-large": Preset(
+        336_226_108 - (1024 * 1024 + 1024) - (1024 * 2 + 2),
+        lambda: bert(num_layers=24, embed_dim=1024, num_heads=16, mlp_dim=4096),
+    ),
 }
+
+ZOO_ROWS = (ZooRow("BERT", _PRESETS),)

@@ -1,14 +1,18 @@
-"""DistilBERT (arXiv:1910.01108): half of BERT's layers, no token types, and ReLU before the classes."""
+"""DistilBERT (arXiv:1910.01108): half of BERT's layers, no token types, and ReLU in the classification head."""
 
 from jaxformer.config import ModelConfig
 from jaxformer.models.bert import bert
+from jaxformer.models.presets import Preset, ZooRow
 
 
 def distilbert(*, classifier_dropout: float | None = 0.2, **options) -> ModelConfig:
-    """A `bert` of these options."""
+    """Build a `bert` with the defaults of DistilBERT."""
     return bert(num_types=0, pooler_activation="relu", classifier_dropout=classifier_dropout, **options)
 
 
-PRESETS = {
-    "distilbert-base": lambda: distilbert(num_layers=6, embed_dim=768, num_heads=12, mlp_dim=3072),
+_PRESETS = {
+    # num_parameters() of distilbert-base-uncased with its masked head.
+    "distilbert-base": Preset(66_985_530, lambda: distilbert(num_layers=6, embed_dim=768, num_heads=12, mlp_dim=3072)),
 }
+
+ZOO_ROWS = (ZooRow("DistilBERT", _PRESETS),)

@@ -16,6 +16,7 @@ from jaxformer.config import (
     Rope,
     SpecialIds,
 )
+from jaxformer.models.presets import Preset, ZooRow
 from jaxformer.models.stacks import stack
 
 _ROPE = Rope(theta=10_000.0)
@@ -51,28 +52,28 @@ def gemma(
     dropout: float = 0.0,
     attention_dropout: float = 0.0,
 ) -> ModelConfig:
-    """RMSNorm that stores its distance from 1, scaled embeddings, gated GELU, heads of a width of their own.
+    """RMSNorm that stores `scale - 1`, scaled embeddings, gated GELU, a head width independent of `embed_dim`.
 
     Args:
-      rope: positions of the global layers.
-      local_rope: positions of the local layers; none means as the global ones.
-      local: for every layer, whether `window` and `local_rope` hold there; none means in no layer.
-      query_scalar: logits are divided by its square root; none means by that of `head_dim`.
+      rope: rotary positions of the global layers.
+      local_rope: rotary positions of the local layers; none means those of the global ones.
+      local: per layer, whether it uses `window` and `local_rope`; none means no layer does.
+      query_scalar: attention logits are divided by its square root; none means `head_dim`.
     """
     local = [False] * num_layers if local is None else local
     if len(local) != num_layers:
-        raise ValueError(f"local has {len(local)} entries but num_layers={num_layers}: give one for every layer")
+        raise ValueError(f"local has {len(local)} entries but num_layers={num_layers}: give one per layer")
     norm = NormConfig(kind="rms", eps=eps, unit_offset=True)
 
-    def block(here: bool) -> BlockConfig:
+    def block(is_local: bool) -> BlockConfig:
         return BlockConfig(
             attention=AttentionConfig(
                 num_heads=num_heads,
                 num_kv_heads=num_kv_heads,
                 head_dim=head_dim,
                 causal=True,
-                window=window if here else None,
-                position=local_rope or rope if here else rope,
+                window=window if is_local else None,
+                position=local_rope or rope if is_local else rope,
                 qk_norm=norm if qk_norm else None,
                 softcap=attention_softcap,
                 bias=bias,
@@ -90,7 +91,7 @@ def gemma(
         vocab_size=vocab_size,
         embed_dim=embed_dim,
         embedding=EmbeddingConfig(scale=True, dropout=dropout),
-        decoder=stack([block(here) for here in local], final_norm=norm),
+        decoder=stack([block(is_local) for is_local in local], final_norm=norm),
         head=HeadConfig(tied=tied, softcap=head_softcap),
         context_length=context_length,
         special=special,
@@ -107,11 +108,11 @@ def gemma2(
     head_softcap: float | None = 30.0,
     **options,
 ) -> ModelConfig:
-    """A `gemma` of these options: norms on both sides, capped logits, local and global layers in turn."""
+    """Build a `gemma` with norms on both sides, soft-capped logits, and alternating local and global layers."""
     return gemma(
         num_layers=num_layers,
         window=window,
-        local=_all_but_every(2, num_layers) if local is None else local,
+        local=_local_except_every(2, num_layers) if local is None else local,
         query_scalar=query_scalar,
         attention_softcap=attention_softcap,
         head_softcap=head_softcap,
@@ -132,14 +133,14 @@ def gemma3(
     context_length: int | None = 131_072,
     **options,
 ) -> ModelConfig:
-    """A `gemma` of these options: norms on both sides and on queries and keys, five local layers to a global one."""
+    """Build a `gemma` with norms on both sides and on queries and keys, and five local layers per global one."""
     return gemma(
         num_layers=num_layers,
         vocab_size=vocab_size,
         rope=rope,
         local_rope=local_rope,
         window=window,
-        local=_all_but_every(6, num_layers) if local is None else local,
+        local=_local_except_every(6, num_layers) if local is None else local,
         query_scalar=query_scalar,
         qk_norm=True,
         placement="sandwich",
@@ -148,7 +149,7 @@ def gemma3(
     )
 
 
-def _all_but_every(period: int, num_layers: int) -> list[bool]:
+def _local_except_every(period: int, num_layers: int) -> list[bool]:
     return [(layer + 1) % period != 0 for layer in range(num_layers)]
 
 
@@ -164,19 +165,43 @@ def _preset(build, shape: Sequence[int], **options) -> ModelConfig:
     )
 
 
-# Section 3 of Gemma 3: the sizes that read 128K tokens stretch their global positions, the others stop at 32K.
+def _text_count(total: int, embed_dim: int) -> int:
+    """The count without vision: SigLIP at 896 pixels (arXiv:2303.15343), and the norm and projection after it."""
+    return total - 416_866_032 - (1152 + 1152 * embed_dim)
+
+
+# Section 3 of Gemma 3: the sizes with a context of 128K tokens scale the RoPE of global layers, the others stop at 32K.
 _LONG = {"rope": Rope(theta=1e6, scaling=LinearScaling(factor=8.0))}
 _SHORT = {"vocab_size": 262_144, "window": 512, "context_length": 32_768}
 
-PRESETS = {
-    "gemma-2b": lambda: _preset(gemma, (18, 2048, 8, 1, 16_384)),
-    "gemma-7b": lambda: _preset(gemma, (28, 3072, 16, 16, 24_576)),
-    "gemma2-2b": lambda: _preset(gemma2, (26, 2304, 8, 4, 9216)),
-    "gemma2-9b": lambda: _preset(gemma2, (42, 3584, 16, 8, 14_336)),
-    "gemma2-27b": lambda: _preset(gemma2, (46, 4608, 32, 16, 36_864), head_dim=128, query_scalar=144.0),
-    "gemma3-270m": lambda: _preset(gemma3, (18, 640, 4, 1, 2048), **_SHORT),
-    "gemma3-1b": lambda: _preset(gemma3, (26, 1152, 4, 1, 6912), **_SHORT),
-    "gemma3-4b": lambda: _preset(gemma3, (34, 2560, 8, 4, 10_240), **_LONG),
-    "gemma3-12b": lambda: _preset(gemma3, (48, 3840, 16, 8, 15_360), **_LONG),
-    "gemma3-27b": lambda: _preset(gemma3, (62, 5376, 32, 16, 21_504), head_dim=128, query_scalar=168.0, **_LONG),
+
+_GEMMA = {
+    # Keras.
+    "gemma-2b": Preset(2_506_172_416, lambda: _preset(gemma, (18, 2048, 8, 1, 16_384))),
+    "gemma-7b": Preset(8_537_680_896, lambda: _preset(gemma, (28, 3072, 16, 16, 24_576))),
 }
+_GEMMA_2 = {
+    # Keras.
+    "gemma2-2b": Preset(2_614_341_888, lambda: _preset(gemma2, (26, 2304, 8, 4, 9216))),
+    "gemma2-9b": Preset(9_241_705_984, lambda: _preset(gemma2, (42, 3584, 16, 8, 14_336))),
+    "gemma2-27b": Preset(
+        27_227_128_320, lambda: _preset(gemma2, (46, 4608, 32, 16, 36_864), head_dim=128, query_scalar=144.0)
+    ),
+}
+_GEMMA_3 = {
+    # Keras for 270m and, as its MedGemma of the same shape, for 27b; the hub for google/gemma-3-{1b,4b,12b}-it.
+    "gemma3-270m": Preset(268_098_176, lambda: _preset(gemma3, (18, 640, 4, 1, 2048), **_SHORT)),
+    "gemma3-1b": Preset(999_885_952, lambda: _preset(gemma3, (26, 1152, 4, 1, 6912), **_SHORT)),
+    "gemma3-4b": Preset(
+        _text_count(4_300_079_472, embed_dim=2560), lambda: _preset(gemma3, (34, 2560, 8, 4, 10_240), **_LONG)
+    ),
+    "gemma3-12b": Preset(
+        _text_count(12_187_325_040, embed_dim=3840), lambda: _preset(gemma3, (48, 3840, 16, 8, 15_360), **_LONG)
+    ),
+    "gemma3-27b": Preset(
+        _text_count(27_432_406_640, embed_dim=5376),
+        lambda: _preset(gemma3, (62, 5376, 32, 16, 21_504), head_dim=128, query_scalar=168.0, **_LONG),
+    ),
+}
+
+ZOO_ROWS = (ZooRow("Gemma", _GEMMA), ZooRow("Gemma 2", _GEMMA_2), ZooRow("Gemma 3, text", _GEMMA_3))

@@ -14,6 +14,7 @@ from jaxformer.config import (
     SpecialIds,
     StackConfig,
 )
+from jaxformer.models.presets import Preset, ZooRow
 
 _SPECIAL = SpecialIds()
 
@@ -72,9 +73,13 @@ def gpt2(
     )
 
 
-PRESETS = {
-    "gpt2-124m": lambda: gpt2(num_layers=12, embed_dim=768, num_heads=12),
-    "gpt2-355m": lambda: gpt2(num_layers=24, embed_dim=1024, num_heads=16),
-    "gpt2-774m": lambda: gpt2(num_layers=36, embed_dim=1280, num_heads=20),
-    "gpt2-1.5b": lambda: gpt2(num_layers=48, embed_dim=1600, num_heads=25),
+_PRESETS = {
+    # num_parameters() of the released checkpoints (huggingface.co/openai-community/gpt2, -medium, -large, -xl);
+    # the paper's own 117M and 345M were corrected to 124M and 355M in github.com/openai/gpt-2.
+    "gpt2-124m": Preset(124_439_808, lambda: gpt2(num_layers=12, embed_dim=768, num_heads=12)),
+    "gpt2-355m": Preset(354_823_168, lambda: gpt2(num_layers=24, embed_dim=1024, num_heads=16)),
+    "gpt2-774m": Preset(774_030_080, lambda: gpt2(num_layers=36, embed_dim=1280, num_heads=20)),
+    "gpt2-1.5b": Preset(1_557_611_200, lambda: gpt2(num_layers=48, embed_dim=1600, num_heads=25)),
 }
+
+ZOO_ROWS = (ZooRow("GPT-2", _PRESETS),)

@@ -1,4 +1,4 @@
-"""Llama 2 (arXiv:2307.09288) and Llama 3 (arXiv:2407.21783): the decoder that most later ones vary a little."""
+"""Llama 2 (arXiv:2307.09288) and Llama 3 (arXiv:2407.21783): the decoder that most later families modify."""
 
 from collections.abc import Sequence
 
@@ -18,6 +18,7 @@ from jaxformer.config import (
     Rope,
     SpecialIds,
 )
+from jaxformer.models.presets import Preset, ZooRow
 from jaxformer.models.stacks import stack
 
 _ROPE = Rope(theta=10_000.0)
@@ -52,13 +53,13 @@ def llama(
     """Pre-norm RMSNorm, rotary positions, gated SiLU, grouped-query attention, no biases.
 
     Args:
-      mlp_dim: width of the MLPs, unless `moe` stands in their place.
-      local: for every layer, whether `window` holds there; none means that it holds in all.
+      mlp_dim: width of the MLPs; leave it out where `moe` replaces them.
+      local: per layer, whether it attends within `window`; none means every layer does.
     """
     if (mlp_dim is None) == (moe is None):
         raise ValueError(f"mlp_dim={mlp_dim} and moe={moe}: give one of them")
     if local is not None and len(local) != num_layers:
-        raise ValueError(f"local has {len(local)} entries but num_layers={num_layers}: give one for every layer")
+        raise ValueError(f"local has {len(local)} entries but num_layers={num_layers}: give one per layer")
     norm = NormConfig(kind="rms", eps=eps)
 
     def block(window: int | None) -> BlockConfig:
@@ -80,7 +81,7 @@ def llama(
             dropout=dropout,
         )
 
-    windows = [window if here else None for here in local or [True] * num_layers]
+    windows = [window if is_local else None for is_local in local or [True] * num_layers]
     return ModelConfig(
         vocab_size=vocab_size,
         embed_dim=embed_dim,
@@ -111,21 +112,25 @@ def _llama3(num_layers: int, embed_dim: int, num_heads: int, mlp_dim: int, **opt
     return llama(**shared | shape | options)
 
 
-def _longer(factor: float) -> dict[str, object]:
-    """How 3.1 and 3.2 stretch the 8,192 positions of Llama 3."""
+def _long_context(factor: float) -> dict[str, object]:
+    """Options with which 3.1 and 3.2 extend the 8,192 positions of Llama 3."""
     scaling = BandScaling(factor=factor, low_factor=1.0, high_factor=4.0, original_length=8192)
     return {"rope": Rope(theta=500_000.0, scaling=scaling), "context_length": 131_072}
 
 
-PRESETS = {
-    "llama2-7b": lambda: _llama2(32, 4096, 32, 11_008),
-    "llama2-13b": lambda: _llama2(40, 5120, 40, 13_824),
-    "llama2-70b": lambda: _llama2(80, 8192, 64, 28_672, num_kv_heads=8),
-    "llama3-8b": lambda: _llama3(32, 4096, 32, 14_336),
-    "llama3-70b": lambda: _llama3(80, 8192, 64, 28_672),
-    "llama3.1-8b": lambda: _llama3(32, 4096, 32, 14_336, **_longer(8.0)),
-    "llama3.1-70b": lambda: _llama3(80, 8192, 64, 28_672, **_longer(8.0)),
-    "llama3.1-405b": lambda: _llama3(126, 16_384, 128, 53_248, **_longer(8.0)),
-    "llama3.2-1b": lambda: _llama3(16, 2048, 32, 8192, tied=True, **_longer(32.0)),
-    "llama3.2-3b": lambda: _llama3(28, 3072, 24, 8192, tied=True, **_longer(32.0)),
+_PRESETS = {
+    # The hub for meta-llama/Llama-2-{7b,13b,70b}-hf, less the 64 rotary frequencies saved with every layer.
+    "llama2-7b": Preset(6_738_417_664 - 32 * 64, lambda: _llama2(32, 4096, 32, 11_008)),
+    "llama2-13b": Preset(13_015_866_880 - 40 * 64, lambda: _llama2(40, 5120, 40, 13_824)),
+    "llama2-70b": Preset(68_976_653_312 - 80 * 64, lambda: _llama2(80, 8192, 64, 28_672, num_kv_heads=8)),
+    # The hub for meta-llama/Llama-3.1-{8B,70B,405B}, 3.2-{1B,3B}; 3.0 has the shapes of 3.1.
+    "llama3-8b": Preset(8_030_261_248, lambda: _llama3(32, 4096, 32, 14_336)),
+    "llama3-70b": Preset(70_553_706_496, lambda: _llama3(80, 8192, 64, 28_672)),
+    "llama3.1-8b": Preset(8_030_261_248, lambda: _llama3(32, 4096, 32, 14_336, **_long_context(8.0))),
+    "llama3.1-70b": Preset(70_553_706_496, lambda: _llama3(80, 8192, 64, 28_672, **_long_context(8.0))),
+    "llama3.1-405b": Preset(405_853_388_800, lambda: _llama3(126, 16_384, 128, 53_248, **_long_context(8.0))),
+    "llama3.2-1b": Preset(1_235_814_400, lambda: _llama3(16, 2048, 32, 8192, tied=True, **_long_context(32.0))),
+    "llama3.2-3b": Preset(3_212_749_824, lambda: _llama3(28, 3072, 24, 8192, tied=True, **_long_context(32.0))),
 }
+
+ZOO_ROWS = (ZooRow("Llama 2, 3, 3.1, 3.2", _PRESETS),)

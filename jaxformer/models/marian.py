@@ -2,6 +2,7 @@
 
 from jaxformer.config import Activation, ModelConfig, Sinusoidal, SpecialIds
 from jaxformer.models.bart import bart
+from jaxformer.models.presets import Preset, ZooRow
 
 
 def marian(
@@ -15,10 +16,10 @@ def marian(
     attention_dropout: float = 0.0,
     **options,
 ) -> ModelConfig:
-    """A `bart` of these options with fixed positions, scaled embeddings without a norm, and SiLU.
+    """Build a `bart` with sinusoidal positions, scaled embeddings without a norm, and SiLU.
 
     Args:
-      special: none means that the last token pads and starts the decoder, and the first one ends a text.
+      special: none means that the last id is padding and starts the decoder, and the first id is eos.
     """
     last = vocab_size - 1
     return bart(
@@ -34,7 +35,12 @@ def marian(
     )
 
 
-PRESETS = {
-    # All pairs of languages have this shape and a vocabulary of their own.
-    "marian-opus-en-de": lambda: marian(num_layers=6, embed_dim=512, num_heads=8, mlp_dim=2048, vocab_size=58_101),
+_PRESETS = {
+    # All language pairs share this shape but not the vocabulary.
+    # No published count was found: that of transformers for the published config.json, plus the bias on the logits.
+    "marian-opus-en-de": Preset(
+        73_886_208 + 58_101, lambda: marian(num_layers=6, embed_dim=512, num_heads=8, mlp_dim=2048, vocab_size=58_101)
+    ),
 }
+
+ZOO_ROWS = (ZooRow("Marian (OPUS-MT)", _PRESETS),)

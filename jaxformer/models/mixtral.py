@@ -1,7 +1,8 @@
-"""Mixtral (arXiv:2401.04088): Llama with two of eight experts in place of every MLP."""
+"""Mixtral (arXiv:2401.04088): Llama whose MLPs are mixtures of eight experts, two of them active per token."""
 
 from jaxformer.config import Activation, ModelConfig, MoeConfig, Rope
 from jaxformer.models.llama import llama
+from jaxformer.models.presets import Preset, ZooRow
 
 _ROPE = Rope(theta=1e6)
 
@@ -16,7 +17,7 @@ def mixtral(
     rope: Rope = _ROPE,
     **options,
 ) -> ModelConfig:
-    """A `llama` of these options with experts of width `mlp_dim`.
+    """Build a `llama` with experts of width `mlp_dim`.
 
     Args:
       load_balance: as published for 8x7B (`router_aux_loss_coef`).
@@ -33,24 +34,33 @@ def mixtral(
     return llama(moe=moe, rope=rope, **options)
 
 
-PRESETS = {
-    "mixtral-8x7b": lambda: mixtral(
-        num_layers=32,
-        embed_dim=4096,
-        num_heads=32,
-        num_kv_heads=8,
-        mlp_dim=14_336,
-        vocab_size=32_000,
-        context_length=32_768,
+_PRESETS = {
+    # The hub for mistralai/Mixtral-8x7B-Instruct-v0.1, and for mistral-community/Mixtral-8x22B-v0.1.
+    "mixtral-8x7b": Preset(
+        46_702_792_704,
+        lambda: mixtral(
+            num_layers=32,
+            embed_dim=4096,
+            num_heads=32,
+            num_kv_heads=8,
+            mlp_dim=14_336,
+            vocab_size=32_000,
+            context_length=32_768,
+        ),
     ),
-    "mixtral-8x22b": lambda: mixtral(
-        num_layers=56,
-        embed_dim=6144,
-        num_heads=48,
-        num_kv_heads=8,
-        mlp_dim=16_384,
-        vocab_size=32_000,
-        context_length=65_536,
-        load_balance=0.001,
+    "mixtral-8x22b": Preset(
+        140_620_634_112,
+        lambda: mixtral(
+            num_layers=56,
+            embed_dim=6144,
+            num_heads=48,
+            num_kv_heads=8,
+            mlp_dim=16_384,
+            vocab_size=32_000,
+            context_length=65_536,
+            load_balance=0.001,
+        ),
     ),
 }
+
+ZOO_ROWS = (ZooRow("Mixtral", _PRESETS),)

@@ -19,6 +19,7 @@ from jaxformer.config import (
     SpecialIds,
     TransformConfig,
 )
+from jaxformer.models.presets import Preset, ZooRow
 from jaxformer.models.stacks import stack
 
 _ROPE = Rope(theta=160_000.0)
@@ -56,18 +57,18 @@ def modernbert(
     attention_dropout: float = 0.0,
     classifier_dropout: float = 0.0,
 ) -> ModelConfig:
-    """Pre-norm LayerNorm, rotary positions, gated exact GELU, no biases, two local layers to a global one.
+    """Pre-norm LayerNorm, rotary positions, gated exact GELU, no biases, two local layers per global one.
 
     Args:
-      masked_lm: whether it has logits for every token.
-      pooled: whether it has a vector for the whole row; so it has where `num_classes` are told apart.
-      window: 64 tokens on either side, which is what is published as a local attention of 128.
-      local: for every layer, whether `window` and `local_rope` hold there; none means in all but every third.
-      transform_activation, transform_bias: of the layer between the hidden states and either kind of logits.
+      masked_lm: whether the model has a masked-LM head.
+      pooled: whether the model has a pooler; `num_classes` implies one.
+      window: counts the token itself and 64 on either side; the published `local_attention` of 128 counts both sides.
+      local: per layer, whether it uses `window` and `local_rope`; none means all but every third layer.
+      transform_activation, transform_bias: of the dense layer between the hidden states and the head or the pooler.
     """
     local = [layer % 3 != 0 for layer in range(num_layers)] if local is None else local
     if len(local) != num_layers:
-        raise ValueError(f"local has {len(local)} entries but num_layers={num_layers}: give one for every layer")
+        raise ValueError(f"local has {len(local)} entries but num_layers={num_layers}: give one per layer")
     norm = NormConfig(kind="layer", eps=eps, bias=norm_bias)
 
     def block(layer: int) -> BlockConfig:
@@ -83,7 +84,7 @@ def modernbert(
             ),
             mlp=MlpConfig(dim=mlp_dim, activation=activation, gated=True, bias=mlp_bias),
             norm=norm,
-            attention_norm=layer > 0,  # the first layer reads what the embeddings' norm has just left
+            attention_norm=layer > 0,  # the first layer reads the output of the embeddings' norm
             dropout=dropout,
         )
 
@@ -102,7 +103,14 @@ def modernbert(
     )
 
 
-PRESETS = {
-    "modernbert-base": lambda: modernbert(num_layers=22, embed_dim=768, num_heads=12, mlp_dim=1152),
-    "modernbert-large": lambda: modernbert(num_layers=28, embed_dim=1024, num_heads=16, mlp_dim=2624),
+_PRESETS = {
+    # The tensors of answerdotai/ModernBERT-{base,large}, which have the masked head.
+    "modernbert-base": Preset(
+        149_655_232, lambda: modernbert(num_layers=22, embed_dim=768, num_heads=12, mlp_dim=1152)
+    ),
+    "modernbert-large": Preset(
+        395_881_664, lambda: modernbert(num_layers=28, embed_dim=1024, num_heads=16, mlp_dim=2624)
+    ),
 }
+
+ZOO_ROWS = (ZooRow("ModernBERT", _PRESETS),)

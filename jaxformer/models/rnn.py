@@ -1,4 +1,4 @@
-"""Recurrent language models, the baselines: Elman (Cognitive Science 14, 1990) and LSTM as in arXiv:1409.2329."""
+"""Recurrent baselines for language modelling: Elman (Cognitive Science 14, 1990) and LSTM as in arXiv:1409.2329."""
 
 from typing import Literal
 
@@ -11,6 +11,7 @@ from jaxformer.config import (
     NormalInit,
     RecurrentConfig,
 )
+from jaxformer.models.presets import Preset, ZooRow
 
 
 def rnn(
@@ -23,7 +24,7 @@ def rnn(
     dropout: float = 0.0,
     tied: bool = True,
 ) -> ModelConfig:
-    """Dropout on everything but the recurrent connections, a bias on the output."""
+    """Dropout on all but the recurrent connections, a bias on the output."""
     return ModelConfig(
         vocab_size=vocab_size,
         embed_dim=embed_dim,
@@ -43,10 +44,18 @@ def _zaremba(cell: Literal["elman", "lstm"], dim: int, bound: float, dropout: fl
     return model.model_copy(update={"init": InitConfig(kernel=draw, embedding=draw)})
 
 
-PRESETS = {
+def _count(dim: int, num_gates: int, vocab_size: int = 10_000) -> int:
+    """The parameter count by the equations of section 3.1: two layers as wide as the embeddings, untied output."""
+    layer = num_gates * (2 * dim * dim + dim)  # an affine map of the previous state and of the input
+    return vocab_size * dim + 2 * layer + dim * vocab_size + vocab_size
+
+
+_PRESETS = {
     # The paper has no Elman network: the same sizes with the older cell.
-    "rnn-elman-small": lambda: _zaremba("elman", 200, 0.1, 0.0),
-    "rnn-lstm-small": lambda: _zaremba("lstm", 200, 0.1, 0.0),
-    "rnn-lstm-medium": lambda: _zaremba("lstm", 650, 0.05, 0.5),
-    "rnn-lstm-large": lambda: _zaremba("lstm", 1500, 0.04, 0.65),
+    "rnn-elman-small": Preset(_count(200, num_gates=1), lambda: _zaremba("elman", 200, 0.1, 0.0)),
+    "rnn-lstm-small": Preset(_count(200, num_gates=4), lambda: _zaremba("lstm", 200, 0.1, 0.0)),
+    "rnn-lstm-medium": Preset(_count(650, num_gates=4), lambda: _zaremba("lstm", 650, 0.05, 0.5)),
+    "rnn-lstm-large": Preset(_count(1500, num_gates=4), lambda: _zaremba("lstm", 1500, 0.04, 0.65)),
 }
+
+ZOO_ROWS = (ZooRow("Elman RNN, LSTM", _PRESETS),)

@@ -1,9 +1,10 @@
-"""RoBERTa (arXiv:1907.11692): BERT trained longer, on masked tokens alone."""
+"""RoBERTa (arXiv:1907.11692): BERT trained longer, and only on masked tokens."""
 
 from jaxformer.config import Learned, ModelConfig, SpecialIds
 from jaxformer.models.bert import bert
+from jaxformer.models.presets import Preset, ZooRow
 
-# The first two rows of the published table belong to no position.
+# The first two rows of the published table are unused: positions count from the padding id plus one.
 _POSITION = Learned(max_length=512, offset=2)
 _SPECIAL = SpecialIds(bos=0, eos=(2,), pad=1)
 
@@ -17,7 +18,7 @@ def roberta(
     special: SpecialIds = _SPECIAL,
     **options,
 ) -> ModelConfig:
-    """A `bert` of these options."""
+    """Build a `bert` with the defaults of RoBERTa."""
     return bert(
         vocab_size=vocab_size,
         position=position,
@@ -29,7 +30,10 @@ def roberta(
     )
 
 
-PRESETS = {
-    "roberta-base": lambda: roberta(num_layers=12, embed_dim=768, num_heads=12, mlp_dim=3072),
-    "roberta-large": lambda: roberta(num_layers=24, embed_dim=1024, num_heads=16, mlp_dim=4096),
+_PRESETS = {
+    # The float32 numbers in roberta-{base,large}, in the table of Hugging Face's page on parsing safetensors metadata.
+    "roberta-base": Preset(124_697_433, lambda: roberta(num_layers=12, embed_dim=768, num_heads=12, mlp_dim=3072)),
+    "roberta-large": Preset(355_412_057, lambda: roberta(num_layers=24, embed_dim=1024, num_heads=16, mlp_dim=4096)),
 }
+
+ZOO_ROWS = (ZooRow("RoBERTa", _PRESETS),)

@@ -1,4 +1,4 @@
-"""A stack from a plain list of its layers, for families whose layers are not all alike."""
+"""Build a stack from a plain list of its layers, for families whose layers differ."""
 
 from collections.abc import Sequence
 
@@ -8,8 +8,11 @@ from jaxformer.config import BlockConfig, BucketBias, NormConfig, StackConfig
 def stack(
     blocks: Sequence[BlockConfig], final_norm: NormConfig | None = None, relative_bias: BucketBias | None = None
 ) -> StackConfig:
-    """The stack with these layers in order of depth, in as few places as will do: each is compiled on its own."""
-    num_first = _shortest_start(blocks)
+    """The stack with these layers in order of depth.
+
+    Layers become the shortest `first` plus repeating `pattern`, because each of their entries is compiled separately.
+    """
+    num_first = _num_first(blocks)
     period = _period(blocks[num_first:])
     return StackConfig(
         num_layers=len(blocks),
@@ -20,12 +23,12 @@ def stack(
     )
 
 
-def _shortest_start(blocks: Sequence[BlockConfig]) -> int:
-    """How many layers to set apart so that these and the pattern of the rest are fewest."""
+def _num_first(blocks: Sequence[BlockConfig]) -> int:
+    """The number of leading layers outside the pattern that minimises leading layers plus pattern length."""
     return min(range(len(blocks)), key=lambda start: start + _period(blocks[start:]))
 
 
 def _period(blocks: Sequence[BlockConfig]) -> int:
-    """After how many layers the list repeats itself."""
+    """The length of the shortest pattern that repeats through the list."""
     periods = range(1, len(blocks) + 1)
     return next(p for p in periods if all(a == b for a, b in zip(blocks, blocks[p:], strict=False)))

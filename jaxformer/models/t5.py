@@ -1,4 +1,4 @@
-"""T5 (arXiv:1910.10683) and T5 v1.1, whose shapes Flan-T5 (arXiv:2210.11416) has too.
+"""T5 (arXiv:1910.10683) and T5 v1.1, whose shapes Flan-T5 (arXiv:2210.11416) shares.
 
 v1.1 is described in github.com/google-research/text-to-text-transfer-transformer, released_checkpoints.md.
 
@@ -21,6 +21,7 @@ from jaxformer.config import (
     SpecialIds,
     StackConfig,
 )
+from jaxformer.models.presets import Preset, ZooRow
 
 _BUCKETS = BucketBias(num_buckets=32, max_distance=128)
 _SPECIAL = SpecialIds(eos=(1,), pad=0, decoder_start=0)
@@ -45,11 +46,11 @@ def t5(
     special: SpecialIds = _SPECIAL,
     dropout: float = 0.1,
 ) -> ModelConfig:
-    """Pre-norm RMSNorm, no biases, unscaled logits with a learned bias by distance.
+    """Pre-norm RMSNorm, no biases, unscaled attention logits with a learned bias per distance bucket.
 
     Args:
-      num_decoder_layers: none means as many as in the encoder.
-      head_scale: whether the last hidden states are multiplied by embed_dim ** -0.5, as a tied output needs.
+      num_decoder_layers: none means the same as in the encoder.
+      head_scale: whether the last hidden states are multiplied by embed_dim ** -0.5, as a tied output requires.
     """
     norm = NormConfig(kind="rms", eps=eps)
     attention = AttentionConfig(num_heads=num_heads, head_dim=head_dim, scale=1.0, dropout=dropout)
@@ -82,22 +83,33 @@ def t5v1_1(
     head_scale: bool = False,
     **options,
 ) -> ModelConfig:
-    """A `t5` of these options with gated MLPs and an output projection of its own.
+    """Build a `t5` with gated MLPs and an untied output projection.
 
     The default dropout is that of fine-tuning; v1.1 was pre-trained without.
     """
     return t5(activation=activation, gated=gated, tied=tied, head_scale=head_scale, **options)
 
 
-PRESETS = {
-    "t5-small": lambda: t5(num_layers=6, embed_dim=512, num_heads=8, mlp_dim=2048),
-    "t5-base": lambda: t5(num_layers=12, embed_dim=768, num_heads=12, mlp_dim=3072),
-    "t5-large": lambda: t5(num_layers=24, embed_dim=1024, num_heads=16, mlp_dim=4096),
-    "t5-3b": lambda: t5(num_layers=24, embed_dim=1024, num_heads=32, head_dim=128, mlp_dim=16_384),
-    "t5-11b": lambda: t5(num_layers=24, embed_dim=1024, num_heads=128, head_dim=128, mlp_dim=65_536),
-    "t5v1.1-small": lambda: t5v1_1(num_layers=8, embed_dim=512, num_heads=6, mlp_dim=1024),
-    "t5v1.1-base": lambda: t5v1_1(num_layers=12, embed_dim=768, num_heads=12, mlp_dim=2048),
-    "t5v1.1-large": lambda: t5v1_1(num_layers=24, embed_dim=1024, num_heads=16, mlp_dim=2816),
-    "t5v1.1-xl": lambda: t5v1_1(num_layers=24, embed_dim=2048, num_heads=32, mlp_dim=5120),
-    "t5v1.1-xxl": lambda: t5v1_1(num_layers=24, embed_dim=4096, num_heads=64, mlp_dim=10_240),
+_T5 = {
+    # num_parameters() of google-t5/t5-*, and Keras for all but 11B. Their files hold 32 * num_heads more: a bias by
+    # distance for the decoder's cross-attention that nothing reads.
+    "t5-small": Preset(60_506_624, lambda: t5(num_layers=6, embed_dim=512, num_heads=8, mlp_dim=2048)),
+    "t5-base": Preset(222_903_552, lambda: t5(num_layers=12, embed_dim=768, num_heads=12, mlp_dim=3072)),
+    "t5-large": Preset(737_668_096, lambda: t5(num_layers=24, embed_dim=1024, num_heads=16, mlp_dim=4096)),
+    "t5-3b": Preset(
+        2_851_598_336, lambda: t5(num_layers=24, embed_dim=1024, num_heads=32, head_dim=128, mlp_dim=16_384)
+    ),
+    "t5-11b": Preset(
+        11_307_321_344, lambda: t5(num_layers=24, embed_dim=1024, num_heads=128, head_dim=128, mlp_dim=65_536)
+    ),
 }
+_T5_V1_1 = {
+    # Keras for base, xl and xxl, training logs of T5X for small and large; Flan-T5's xl has the same count on the hub.
+    "t5v1.1-small": Preset(76_961_152, lambda: t5v1_1(num_layers=8, embed_dim=512, num_heads=6, mlp_dim=1024)),
+    "t5v1.1-base": Preset(247_577_856, lambda: t5v1_1(num_layers=12, embed_dim=768, num_heads=12, mlp_dim=2048)),
+    "t5v1.1-large": Preset(783_150_080, lambda: t5v1_1(num_layers=24, embed_dim=1024, num_heads=16, mlp_dim=2816)),
+    "t5v1.1-xl": Preset(2_849_757_184, lambda: t5v1_1(num_layers=24, embed_dim=2048, num_heads=32, mlp_dim=5120)),
+    "t5v1.1-xxl": Preset(11_135_332_352, lambda: t5v1_1(num_layers=24, embed_dim=4096, num_heads=64, mlp_dim=10_240)),
+}
+
+ZOO_ROWS = (ZooRow("T5", _T5), ZooRow("T5 v1.1, Flan-T5", _T5_V1_1))

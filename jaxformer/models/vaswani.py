@@ -14,6 +14,7 @@ from jaxformer.config import (
     StackConfig,
     XavierInit,
 )
+from jaxformer.models.presets import Preset, ZooRow
 
 
 def vaswani(
@@ -25,7 +26,7 @@ def vaswani(
     vocab_size: int = 37_000,
     dropout: float = 0.1,
 ) -> ModelConfig:
-    """Post-norm, sinusoidal positions, ReLU, one vocabulary whose table serves source, target and output."""
+    """Post-norm, sinusoidal positions, ReLU, one embedding table for source, target and output."""
     attention = AttentionConfig(num_heads=num_heads, head_dim=embed_dim // num_heads, dropout=0.0)
     causal = attention.model_copy(update={"causal": True})
     shared = {
@@ -47,7 +48,26 @@ def vaswani(
     )
 
 
-PRESETS = {
-    "vaswani-base": lambda: vaswani(num_layers=6, embed_dim=512, num_heads=8, mlp_dim=2048),
-    "vaswani-big": lambda: vaswani(num_layers=6, embed_dim=1024, num_heads=16, mlp_dim=4096, dropout=0.3),
+def _count(num_layers: int, embed_dim: int, mlp_dim: int, vocab_size: int = 37_000) -> int:
+    """The paper's parameter count: sections 3.1 to 3.4 for the parts, 5.1 for the shared vocabulary of about 37,000."""
+    attention = 4 * embed_dim**2  # W^Q, W^K, W^V of all heads and W^O: 3.2.2, no biases
+    feed_forward = 2 * embed_dim * mlp_dim + mlp_dim + embed_dim  # W_1, W_2, b_1, b_2: equation 2
+    norm = 2 * embed_dim  # gain and bias after every sub-layer: 3.1
+    encoder = num_layers * (attention + feed_forward + 2 * norm)
+    decoder = num_layers * (2 * attention + feed_forward + 3 * norm)
+    return vocab_size * embed_dim + encoder + decoder  # one table for source, target and output: 3.4
+
+
+_PRESETS = {
+    # Table 3 of the paper says 65M and 213M; it does not say how they were counted.
+    "vaswani-base": Preset(
+        _count(num_layers=6, embed_dim=512, mlp_dim=2048),
+        lambda: vaswani(num_layers=6, embed_dim=512, num_heads=8, mlp_dim=2048),
+    ),
+    "vaswani-big": Preset(
+        _count(num_layers=6, embed_dim=1024, mlp_dim=4096),
+        lambda: vaswani(num_layers=6, embed_dim=1024, num_heads=16, mlp_dim=4096, dropout=0.3),
+    ),
 }
+
+ZOO_ROWS = (ZooRow("Vaswani et al. 2017", _PRESETS),)

@@ -4,8 +4,7 @@ A new objective is its config class, its file here, and one line in `OBJECTIVES`
 """
 
 from jaxformer.config import RunConfig
-from jaxformer.data.special import special_ids
-from jaxformer.data.tokenizer import Tokenizer
+from jaxformer.data.tokenizer import Tokenizer, special_ids
 from jaxformer.objectives.base import Objective as Objective
 from jaxformer.objectives.causal import Causal
 from jaxformer.objectives.seq2seq import Seq2Seq

@@ -8,7 +8,7 @@ import jax
 
 from jaxformer.config import DataConfig
 from jaxformer.data.packing import Layout, Piece, RowGenerator, StoredRows
-from jaxformer.data.special import SpecialTokens
+from jaxformer.data.tokenizer import SpecialTokens
 from jaxformer.layers import Transformer
 from jaxformer.ops.losses import LossOptions, LossSums, TokenLosses, head_loss
 from jaxformer.typing import Array, Batch, Params

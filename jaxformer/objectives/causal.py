@@ -20,7 +20,7 @@ class Causal(Objective):
 
     def pieces(self, ids: Mapping[str, list[int]]) -> list[Piece]:
         """A document between bos and eos, cut where a row ends; each token is a target once."""
-        stream = np.array([self.special.bos, *ids["text"], self.special.eos[0]], np.int32)
+        stream = np.array([self.special.bos, *ids["text"], self.special.first_eos], np.int32)
         tokens, targets, length = stream[:-1], stream[1:], self.config.length
         cuts = range(0, len(tokens), length)
         return [{"tokens": tokens[cut : cut + length], "targets": targets[cut : cut + length]} for cut in cuts]

@@ -22,7 +22,7 @@ class Seq2Seq(Objective):
     def pieces(self, ids: Mapping[str, list[int]]) -> list[Piece]:
         """A pair, or nothing if either side is too long: half a translation would teach a wrong one."""
         inputs = np.array(ids["inputs"], np.int32)
-        stream = np.array([self.special.start, *ids["targets"], self.special.eos[0]], np.int32)
+        stream = np.array([self.special.start, *ids["targets"], self.special.first_eos], np.int32)
         if len(inputs) > self.config.objective.input_length or len(stream) - 1 > self.config.length:
             return []
         return [{"tokens": stream[:-1], "targets": stream[1:], "inputs": inputs}]

@@ -1,1 +1,1 @@
-"""The zoo: every family, what was published of it, and how close we are to transformers, measured."""
+"""The zoo: every family, its published sizes, and its measured parity with transformers."""

@@ -1,4 +1,4 @@
-"""How far our outputs are from transformers' on the same tiny weights."""
+"""How far outputs are from those of transformers with the same tiny weights."""
 
 import tempfile
 from pathlib import Path
@@ -7,54 +7,54 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxformer.convert.sample import VOCAB, Sample
 from jaxformer.decode.scoring import forward
 from jaxformer.exchange import export_run, import_run
 from jaxformer.run import Run, load
 from jaxformer.typing import tokens_from_ids
-from jaxformer.zoo.samples import VOCAB, Sample
 
 ROWS, LENGTH, TARGETS = 3, 24, 14
 
 
 class Parity(NamedTuple):
     max_delta: float
-    """Largest difference of a logit; of a hidden state where there are no logits."""
+    """Largest absolute difference of a logit, or of a hidden state where there are no logits."""
     kl: float | None
-    """Mean divergence of our next-token distribution from theirs, in nats; none without logits."""
+    """Mean KL divergence of the next-token distributions, in nats; none without logits of tokens."""
     round_trip: bool
-    """Whether import then export gives the bytes of every tensor back."""
+    """Whether import followed by export gives back the bytes of every tensor."""
 
 
-class Batch(NamedTuple):
-    """Rows of different lengths, and for an encoder-decoder the decoder's side."""
+class ParityBatch(NamedTuple):
+    """Rows of different lengths, and the targets of an encoder-decoder."""
 
     ids: np.ndarray
     mask: np.ndarray
     targets: np.ndarray
 
 
-def batch(seed: int = 0) -> Batch:
+def make_batch(seed: int = 0) -> ParityBatch:
     rng = np.random.default_rng(seed)
     mask = np.arange(LENGTH) < np.array([LENGTH, LENGTH - 7, 5])[:, None]
-    return Batch(
+    return ParityBatch(
         rng.integers(3, VOCAB - 1, (ROWS, LENGTH)), mask.astype(int), rng.integers(3, VOCAB - 1, (ROWS, TARGETS))
     )
 
 
 def measure(sample: Sample) -> Parity:
-    """Both sides on one batch, through the files that `save_pretrained` and `jaxformer export` write."""
+    """Compare both sides on one batch, through the files that `save_pretrained` and `jaxformer export` write."""
     with tempfile.TemporaryDirectory() as scratch:
         theirs, run_dir, again = (Path(scratch) / name for name in ("theirs", "run", "again"))
         model = sample.save(theirs)
         import_run(theirs, run_dir)
         export_run(run_dir, again)
         same = (theirs / "model.safetensors").read_bytes() == (again / "model.safetensors").read_bytes()
-        ours, wanted = outputs(load(run_dir), model, batch())
-    return Parity(float(np.abs(ours - wanted).max()), _divergence(ours, wanted, sample), same)
+        ours, wanted = outputs(load(run_dir), model, make_batch())
+    return Parity(float(np.abs(ours - wanted).max()), _divergence(ours, wanted), same)
 
 
-def outputs(run: Run, model: Any, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-    """Ours and theirs at every real position: logits of tokens or classes, hidden states of a bare model."""
+def outputs(run: Run, model: Any, batch: ParityBatch) -> tuple[np.ndarray, np.ndarray]:
+    """Outputs of both sides at every real position: logits of tokens or classes, hidden states of a bare model."""
     import torch
 
     ids, mask, targets = (torch.tensor(part) for part in batch)
@@ -77,7 +77,7 @@ def _apply(run: Run, tokens: Any, method: str) -> jax.Array:
     return jax.jit(lambda params: run.model.apply({"params": params}, tokens, method=method))(run.params)
 
 
-def _divergence(ours: np.ndarray, theirs: np.ndarray, sample: Sample) -> float | None:
+def _divergence(ours: np.ndarray, theirs: np.ndarray) -> float | None:
     if theirs.shape[-1] != VOCAB:
         return None
     p, q = (_log_softmax(x.astype(np.float64)) for x in (theirs, ours))
@@ -85,6 +85,6 @@ def _divergence(ours: np.ndarray, theirs: np.ndarray, sample: Sample) -> float |
 
 
 def _log_softmax(x: np.ndarray) -> np.ndarray:
-    """In float64, which jax would round."""
+    """In float64, which jax would round to float32."""
     x = x - x.max(axis=-1, keepdims=True)
     return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from jaxformer.convert import SAMPLES
 from jaxformer.run import Run, load
-from jaxformer.zoo.samples import SAMPLES
 
 
 @pytest.fixture(scope="session")

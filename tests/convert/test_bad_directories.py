@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from jaxformer import exchange
-from jaxformer.convert import directory, weights
+from jaxformer.convert import export, weights
 from jaxformer.errors import UserError
 from jaxformer.exchange import export_run, import_run
 from jaxformer.run import load
@@ -102,7 +102,7 @@ def test_only_pickles(copied, tmp_path):
     source.weights.rename(source.path / "pytorch_model.bin")
     message = refused(source.path, tmp_path)
     assert "has no model.safetensors, only 'pytorch_model.bin'" in message
-    assert "programs that run when they are read" in message
+    assert "pickles can run code when they are read" in message
     assert "save_pretrained" in message
 
 
@@ -118,7 +118,7 @@ def test_tied_copies_that_differ(copied, tmp_path):
     source = copied("smollm2")
     source.put(source.tensors() | {"lm_head.weight": np.zeros((96, 32), np.float32)})
     message = refused(source.path, tmp_path)
-    assert "tensor 'lm_head.weight' differs from 'model.embed_tokens.weight', though by config.json they" in message
+    assert "tensor 'lm_head.weight' differs from 'model.embed_tokens.weight', but by config.json they are" in message
     assert "set tie_word_embeddings to false" in message
 
 
@@ -254,7 +254,7 @@ def test_a_quantized_model_is_told_what_to_do(copied, tmp_path):
     source = copied("llama")
     source.set(quantization_config={"quant_method": "gptq", "bits": 4})
     message = refused(source.path, tmp_path)
-    assert "quantized weights (gptq) are not supported: take the model they were made from" in message
+    assert "quantized weights (gptq) are not supported: use the model they were made from" in message
 
 
 # ---------------------------------------------------------------- the rest of the directory
@@ -343,11 +343,11 @@ def test_a_stop_in_the_middle_leaves_nothing(error, place, convert, tmp_path, mo
 
     if place == "weights":
         monkeypatch.setattr(exchange.Checkpoints, "save", stop)
-        monkeypatch.setattr(weights, "_stored", stop)
+        monkeypatch.setattr(weights, "_to_stored", stop)
     else:
-        monkeypatch.setattr(exchange, "save_json", stop)
-        written = directory.write_weights
-        monkeypatch.setattr(directory, "write_weights", lambda *args: written(*args) or stop())
+        monkeypatch.setattr(exchange.RunDir, "write_config", stop)
+        write = export.write_weights
+        monkeypatch.setattr(export, "write_weights", lambda *args: write(*args) or stop())
     with pytest.raises(UserError if isinstance(error, OSError) else BaseException) as raised:
         convert(tmp_path / "deep" / "run")
     if isinstance(error, OSError):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import transformers
 from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer, models
 
 from jaxformer.config import (
     BandScaling,
@@ -13,9 +14,11 @@ from jaxformer.config import (
     Rope,
     YarnScaling,
 )
-from jaxformer.convert.directory import FORMATS
+from jaxformer.convert import FORMATS
 from jaxformer.convert.fields import Fields
-from jaxformer.convert.format import Found
+from jaxformer.convert.format import ModelFiles
+from jaxformer.data.tokenizer import special_ids
+from jaxformer.exchange import export_run, import_run
 from jaxformer.models import preset
 from jaxformer.run import load
 
@@ -25,7 +28,7 @@ BOOKKEEPING = {"torch_dtype": "bfloat16", "transformers_version": "4.40.0", "use
 def read(values: dict, *names: str) -> ModelConfig:
     """The model of a config; `names` are tensors of its file where these matter."""
     fields = Fields(BOOKKEEPING | {k: v for k, v in values.items() if k != "model_type"}, "config.json")
-    model = FORMATS[values["model_type"]].read(fields, Found(values["architectures"][0], frozenset(names)))
+    model = FORMATS[values["model_type"]].read(fields, ModelFiles(values["architectures"][0], frozenset(names)))
     fields.finish()
     return model
 
@@ -337,6 +340,47 @@ def test_special_ids():
     assert read(SMALL | {"eos_token_id": [5, 6], "pad_token_id": -1}).special.model_dump() == {
         "bos": 1, "eos": (5, 6), "pad": None, "decoder_start": None,
     }  # fmt: skip
+
+
+def test_special_ids_outside_the_vocabulary_are_ignored_with_one_warning():
+    """As in transformers, where tiny test models often keep the ids of the large one."""
+    values = SMALL | {"bos_token_id": 1, "eos_token_id": [2, 50_256], "pad_token_id": 96}
+    with pytest.warns(
+        UserWarning, match="eos_token_id = 50256, pad_token_id = 96 outside the vocabulary of 96"
+    ) as seen:
+        special = read(values).special
+    assert len(seen) == 1
+    assert (special.bos, special.eos, special.pad) == (1, (2,), None)
+
+
+def test_a_directory_with_special_ids_outside_the_vocabulary_loads(copied, loaded):
+    source = copied("gpt2")
+    source.set(bos_token_id=50_256, eos_token_id=50_256)
+    (source.path / "generation_config.json").unlink()
+    with pytest.warns(UserWarning, match=r"config\.json: bos_token_id = 50256, eos_token_id = 50256 outside"):
+        run = load(source.path)
+    assert (run.config.model.special.bos, run.config.model.special.eos) == (None, ())
+    np.testing.assert_array_equal(run.params["embedding"]["tokens"], loaded("gpt2").params["embedding"]["tokens"])
+
+
+def test_a_tokenizer_without_eos_leaves_it_to_the_model(copied, tmp_path):
+    """The directory loads, the eos of config.json or generation_config.json ends texts, and an export loads again."""
+    source = copied("llama")
+    Tokenizer(models.WordLevel({f"t{i}": i for i in range(96)}, unk_token="t0")).save(
+        str(source.path / "tokenizer.json")
+    )
+    assert eos_ids(source.path) == (2,)
+    (source.path / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
+    assert load(source.path).tokenizer.eos_id is None
+    assert eos_ids(source.path) == (7, 9)
+    import_run(source.path, tmp_path / "run")
+    export_run(tmp_path / "run", tmp_path / "out")
+    assert eos_ids(tmp_path / "out") == (7, 9)
+
+
+def eos_ids(directory) -> tuple[int, ...]:
+    run = load(directory)
+    return special_ids(run.config.model, run.tokenizer).eos
 
 
 def test_generation_config_decides_over_config(copied):

@@ -1,9 +1,7 @@
-"""Text in, text out: imported, exported and trained models say the same here and in transformers."""
+"""Imported, exported and trained models generate the same texts here and in transformers."""
 
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -14,8 +12,8 @@ import transformers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from jaxformer.checkpoint import Checkpoints
+from jaxformer.cli import main
 from jaxformer.config import (
-    CheckpointConfig,
     Constant,
     DataConfig,
     MemorySource,
@@ -25,21 +23,22 @@ from jaxformer.config import (
     SentencePieceTokenizer,
     SpecialIds,
     TrainConfig,
-    save_json,
 )
+from jaxformer.convert import SAMPLES
+from jaxformer.convert.sample import VOCAB
 from jaxformer.data.tokenizer import Bytes, Tokenizer, find_tokenizer, train_sentencepiece
 from jaxformer.decode.api import generate
 from jaxformer.errors import UserError
 from jaxformer.exchange import ORIGIN, export_run, import_run
-from jaxformer.layers import init_params
+from jaxformer.layers import abstract_params
 from jaxformer.models.llama import llama
 from jaxformer.models.qwen import qwen2
 from jaxformer.models.rnn import rnn
 from jaxformer.models.t5 import t5
 from jaxformer.models.vaswani import vaswani
 from jaxformer.run import load
+from jaxformer.rundir import RunDir
 from jaxformer.train.loop import train
-from jaxformer.zoo.samples import SAMPLES, VOCAB
 
 PROMPTS = ["the quick brown fox", "a lazy dog sleeps", "jumps"]
 TEXT = ["the quick brown fox jumps over the lazy dog while a small cat sleeps on the warm roof of my old house"] * 5
@@ -102,17 +101,23 @@ def their_texts(directory: Path) -> list[str]:
     return texts
 
 
-def jaxformer(*arguments: object, fails: bool = False) -> str:
-    command = [sys.executable, "-m", "jaxformer.cli", *map(str, arguments)]
-    flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=1")
-    environment = os.environ | {"XLA_FLAGS": flags, "COLUMNS": "200"}
-    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
-    assert (result.returncode != 0) == fails, result.stdout + result.stderr
-    return result.stderr if fails else result.stdout
+@pytest.fixture
+def jaxformer(capsys, monkeypatch) -> Callable[..., str]:
+    """The command line within this process, which shares its compiled programs; returns what it prints."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: object, fails: bool = False) -> str:
+        capsys.readouterr()
+        code = main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        assert (code != 0) == fails, out + err
+        return err if fails else out
+
+    return run
 
 
 # ---------------------------------------------------------------- imported
-def test_import_generate_export_on_the_command_line(llama_dir, tmp_path):
+def test_import_generate_export_on_the_command_line(llama_dir, tmp_path, jaxformer):
     run, out = tmp_path / "run", tmp_path / "out"
     size = sum(leaf.size for leaf in jax.tree.leaves(load(llama_dir).params))
     assert jaxformer("import", llama_dir, run) == f"llama with {size:,} parameters imported into {run}\n"
@@ -129,7 +134,7 @@ def test_import_generate_export_on_the_command_line(llama_dir, tmp_path):
         assert (out / name).read_bytes() == (llama_dir / name).read_bytes()
 
 
-def test_a_mistake_on_the_command_line_is_one_line(llama_dir, tmp_path):
+def test_a_mistake_on_the_command_line_is_one_line(llama_dir, tmp_path, jaxformer):
     message = jaxformer("export", llama_dir, tmp_path / "out", "--model-type", "bert", fails=True)
     assert message == "error: the Hugging Face format 'bert' cannot hold this model: it is not decoder-only\n"
     assert not list(tmp_path.iterdir())
@@ -153,7 +158,8 @@ def test_a_hugging_face_directory_can_be_exported_as_it_is(llama_dir, tmp_path):
 
 # ---------------------------------------------------------------- trained here
 def test_a_run_trained_here_says_the_same_there(tmp_path):
-    documents = tuple("the quick brown fox jumps over the lazy dog " * (1 + i % 3) for i in range(40))
+    words = TEXT[0].split()
+    documents = tuple(" ".join(words[i % 9 :] + words[: i % 9]) for i in range(40))
     run, out = tmp_path / "run", tmp_path / "out"
     config = RunConfig(
         workdir=str(run),
@@ -185,14 +191,15 @@ def tokenizer() -> Tokenizer:
 
 
 def made_here(directory: Path, model: ModelConfig, tokenizer: Tokenizer | None) -> Path:
-    """A run as training would leave it, with first values for parameters."""
+    """A run as training would leave it, with random parameters; drawn by NumPy, which compiles nothing."""
     config = RunConfig(model=model, workdir=str(directory))
-    params = jax.tree.map(lambda x: 3.0 * x, init_params(model, jax.random.key(0)))
-    with Checkpoints(directory, CheckpointConfig()) as checkpoints:
-        checkpoints.save(5, {"params": params}, config, {"step": 5}, None)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda x: 0.5 * rng.standard_normal(x.shape, np.float32), abstract_params(model)[0])
+    with Checkpoints(RunDir(directory), config) as checkpoints:
+        checkpoints.save(5, {"params": params}, config, {"step": 5})
     if tokenizer is not None:
         tokenizer.save(directory)
-    save_json(config, directory)
+    RunDir(directory).write_config(config)
     return directory
 
 
@@ -231,7 +238,7 @@ def test_qwen_has_a_class_for_tokenizers_that_ours_are_not_made_for(kind, tokeni
     first, remark = export_run(made_here(tmp_path / "run", qwen2(**SMALL, context_length=16), ours), out).splitlines()
     assert first == f"step 5 exported as qwen2 in float32 to {out}"
     assert remark == (
-        "AutoTokenizer takes Qwen2Tokenizer for it, which gives other ids: "
+        "AutoTokenizer uses Qwen2Tokenizer for it, which gives other ids: "
         "read the tokenizer with PreTrainedTokenizerFast.from_pretrained"
     )
     wanted = ours.encode_prompt(SPELLINGS)

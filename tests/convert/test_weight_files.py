@@ -14,8 +14,8 @@ import transformers
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from jaxformer.convert.directory import export
-from jaxformer.convert.weights import Planned, Weights, write_weights
+from jaxformer.convert.export import export_model
+from jaxformer.convert.weights import TensorPlan, Weights, write_weights
 from jaxformer.errors import UserError
 from jaxformer.exchange import export_run, import_run
 from jaxformer.layers import abstract_params
@@ -84,7 +84,7 @@ def test_tensors_begin_where_their_numbers_may_stand(tmp_path):
     """As the library wants it; a narrow tensor of odd length first would put the wide one askew."""
     rng = np.random.default_rng(0)
     arrays = {"a": rng.standard_normal(3).astype("float16"), "b": rng.standard_normal((2, 5)).astype("float32")}
-    write_weights(tmp_path, [Planned(name, x.shape, x.dtype, lambda x=x: x) for name, x in arrays.items()])
+    write_weights(tmp_path, [TensorPlan(name, x.shape, x.dtype, lambda x=x: x) for name, x in arrays.items()])
     with safe_open(tmp_path / "model.safetensors", framework="np") as file:
         assert file.metadata() == {"format": "pt"}
         assert file.offset_keys() == ["b", "a"]
@@ -136,7 +136,9 @@ def test_numbers_too_large_for_float16_are_named(copied, tmp_path):
     source = copied("smollm2")
     source.put(source.tensors() | {"model.norm.weight": np.full(32, 1e5, np.float32)})
     import_run(source.path, tmp_path / "run")
-    with pytest.raises(UserError, match=r"'model.norm.weight' holds 100000, and float16 ends at 65504: export as bfl"):
+    with pytest.raises(
+        UserError, match=r"'model.norm.weight' holds 100000, and the largest float16 is 65504: export as bfl"
+    ):
         export_run(tmp_path / "run", tmp_path / "out", dtype="float16")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "source"]
 
@@ -156,7 +158,7 @@ import sys
 from pathlib import Path
 import jax, numpy as np
 from jaxformer.convert import directory
-from jaxformer.convert.directory import export
+from jaxformer.convert.export import export_model
 from jaxformer.run import load
 
 def kilobytes(name):
@@ -175,15 +177,16 @@ staged, directory.STAGED_BYTES = directory.STAGED_BYTES, 0
 tiny_run = load(tiny)
 directory.STAGED_BYTES = staged
 (out / "tiny").mkdir()
-export(out / "tiny", tiny_run.config.model, tiny_run.params, np.dtype("float32"))
+export_model(out / "tiny", tiny_run.config.model, tiny_run.params, np.dtype("float32"))
 run, loading = peak(lambda: load(source))
 assert sum(leaf.nbytes for leaf in jax.tree.leaves(run.params))
-_, writing = peak(lambda: export(out, run.config.model, run.params, np.dtype("float32"), max_bytes=64 * 2**20))
+_, writing = peak(lambda: export_model(out, run.config.model, run.params, np.dtype("float32"), max_bytes=64 * 2**20))
 print(loading, writing)
 """
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_memory_stays_near_that_of_the_parameters(dtype, tmp_path):
     """Loading: the parameters and 1.2 times the largest file, which is less than the layers of one kernel together.
@@ -197,7 +200,7 @@ def test_memory_stays_near_that_of_the_parameters(dtype, tmp_path):
         shapes, _ = abstract_params(config)
         params = jax.tree.map(lambda leaf, rng=rng: rng.standard_normal(leaf.shape, np.float32), shapes)
         (tmp_path / name).mkdir()
-        export(tmp_path / name, config, params, DTYPES[dtype], max_bytes=FILE_BYTES)
+        export_model(tmp_path / name, config, params, DTYPES[dtype], max_bytes=FILE_BYTES)
     files = [file.stat().st_size for file in (tmp_path / "source").glob("*.safetensors")]
     size = sum(leaf.size for leaf in jax.tree.leaves(abstract_params(model)[0])) * 4
     assert size > 380 * 2**20

@@ -9,8 +9,8 @@ import pytest
 
 from jaxformer.config import DatesSource, StdlibSource
 from jaxformer.data import open_source
-from jaxformer.data.dates import LANGUAGES, split_days, written
-from jaxformer.data.stdlib import library_files, open_stdlib, split_files
+from jaxformer.data.sources.dates import LANGUAGES, split_days, written
+from jaxformer.data.sources.stdlib import library_files, open_stdlib, split_files
 from jaxformer.errors import UserError
 
 STDLIB = Path(sysconfig.get_paths()["stdlib"])

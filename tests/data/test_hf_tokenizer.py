@@ -329,10 +329,13 @@ def test_bad_side_files(directory, file, content, problem):
         load_tokenizer(path)
 
 
-def test_no_eos_token(tmp_path):
+def test_files_that_name_no_eos_token(tmp_path):
+    """Then only the model's eos counts, and text can still be encoded and decoded."""
     tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(UserError, match=r"no eos token.*: name one as eos_token in tokenizer_config\.json"):
-        load_tokenizer(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    assert (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id) == (None, None, None)
+    assert tokenizer.encode_prompt(["a"]) == tokenizer.encode_source(["a"]) == [[0]]
+    assert tokenizer.decode([0]) == "a"
 
 
 def test_no_file(tmp_path):

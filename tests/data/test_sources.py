@@ -10,7 +10,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 
 from jaxformer.config import ArrayRecordSource, JsonlSource, MemorySource, TextSource, TsvSource
 from jaxformer.data import open_source
-from jaxformer.data.records import open_records, write_records
+from jaxformer.data.sources.records import open_records, write_records
 from jaxformer.errors import UserError
 
 

@@ -1,11 +1,12 @@
-"""Texts are opened and closed alike in training and in decoding, by the model's ids or its tokenizer's."""
+"""Texts begin and end alike in training and in decoding: with the special ids of the model, or of its tokenizer."""
 
 import numpy as np
 import pytest
 
 from jaxformer.config import DataConfig, MemorySource, RunConfig, Seq2Seq, SpecialIds
 from jaxformer.data import Bytes, build_set
-from jaxformer.data.special import special_ids
+from jaxformer.data.tokenizer import special_ids
+from jaxformer.errors import UserError
 from jaxformer.models.gpt2 import gpt2
 from jaxformer.models.vaswani import vaswani
 from jaxformer.objectives import make_objective
@@ -13,9 +14,16 @@ from jaxformer.objectives import make_objective
 SHAPE = {"num_layers": 1, "embed_dim": 8, "num_heads": 2, "vocab_size": 300}
 
 
-def rows(model, **data):
+class PlainBytes(Bytes):
+    """A tokenizer whose files name no special tokens."""
+
+    pad_id = bos_id = eos_id = None
+
+
+def rows(model, tokenizer=None, **data):
     config = RunConfig(model=model, data=DataConfig(**data))
-    packed = build_set(config.data, make_objective(config, Bytes()), Bytes(), config.data.train)
+    tokenizer = tokenizer or Bytes()
+    packed = build_set(config.data, make_objective(config, tokenizer), tokenizer, config.data.train)
     return {name: column[0] for name, column in packed.rows([0]).items()}
 
 
@@ -34,6 +42,29 @@ def test_the_model_goes_before_its_tokenizer(special, wanted):
 
 def test_without_a_tokenizer_only_the_model_speaks():
     assert special_ids(gpt2(**SHAPE), None) == (None, None, ())
+
+
+@pytest.mark.parametrize(
+    ("special", "wanted"),
+    [
+        (SpecialIds(), (None, None, ())),
+        (SpecialIds(bos=7, eos=(5, 6)), (7, 7, (5, 6))),
+        (SpecialIds(eos=(5, 6)), (5, 5, (5, 6))),
+    ],
+)
+def test_a_tokenizer_without_special_tokens_leaves_them_to_the_model(special, wanted):
+    assert special_ids(gpt2(**SHAPE).model_copy(update={"special": special}), PlainBytes()) == wanted
+
+
+def test_training_ends_texts_with_the_eos_of_the_model():
+    model = gpt2(**SHAPE).model_copy(update={"special": SpecialIds(bos=290, eos=(291,))})
+    batch = rows(model, PlainBytes(), train=MemorySource(documents=("ab",)), length=4)
+    np.testing.assert_array_equal(batch["targets"][:3], [100, 101, 291])
+
+
+def test_training_without_any_eos_says_what_to_set():
+    with pytest.raises(UserError, match=r"neither the model nor its tokenizer has an eos token.*model\.special\.eos"):
+        rows(gpt2(**SHAPE), PlainBytes(), train=MemorySource(documents=("ab",)), length=4)
 
 
 def test_documents_stand_between_the_model_s_ids():

@@ -20,7 +20,7 @@ from jaxformer.data import (
     train_sentencepiece,
     train_tokenizer_file,
 )
-from jaxformer.data.tokenizer.training import _drawn
+from jaxformer.data.tokenizer.training import select_sentences
 from jaxformer.errors import UserError
 
 SOURCE = Path(argparse.__file__).read_text(encoding="utf-8")  # 100 kB of indented Python
@@ -119,10 +119,10 @@ def test_training_is_deterministic_and_silent(trained, capfd):
 
 def test_training_text_is_drawn_evenly():
     texts = [f"{i:03d} line\n" * 100 for i in range(100)]
-    drawn = list(_drawn(texts, 20_000))
+    drawn = list(select_sentences(texts, 20_000))
     assert 19_000 < sum(map(len, drawn)) <= 20_000
     assert len({sentence[:3] for sentence in drawn}) == 100
-    assert list(_drawn(texts, 10**6)) == [line for text in texts for line in text.split("\n") if line]
+    assert list(select_sentences(texts, 10**6)) == [line for text in texts for line in text.split("\n") if line]
 
 
 def test_long_lines_are_trained_on():
@@ -150,7 +150,9 @@ def test_the_suggested_vocabulary_works(make_config):
 
 def test_vocabulary_too_small_for_the_characters(make_config):
     cfg = make_config(vocab_size=100, tokenizer=SentencePieceTokenizer())
-    with pytest.raises(UserError, match=r"model\.vocab_size=100 has no room .*: set model\.vocab_size=26\d or more"):
+    with pytest.raises(
+        UserError, match=r"model\.vocab_size=100 is too small for .*: set model\.vocab_size=26\d or more"
+    ):
         make_tokenizer(cfg, [{"text": "abc"}])
 
 

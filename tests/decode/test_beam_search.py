@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
+from jaxformer.convert import SAMPLES
 from jaxformer.decode.beam_search import BeamSearchConfig
 from jaxformer.decode.cache import reorder_rows, repeat_rows
 from jaxformer.errors import UserError
-from jaxformer.zoo.samples import SAMPLES
 
 NUM_BEAMS, NEW = 4, 10
 THEIRS = {"heuristic": False, "exact": True, "never": "never"}

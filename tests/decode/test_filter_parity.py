@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
-from jaxformer.zoo.samples import SAMPLES
+from jaxformer.convert import SAMPLES
 
 NUM_BEAMS, NEW = 4, 8
 # Ours, and what transformers calls it.

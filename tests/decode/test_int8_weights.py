@@ -8,10 +8,10 @@ import pytest
 import jaxformer as jf
 from jaxformer import Run
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.config import CheckpointConfig, save_json
 from jaxformer.decode.loop import Prompt, prefill, token_step
 from jaxformer.errors import UserError
 from jaxformer.ops.weights import Int8Matrix, is_quantized
+from jaxformer.rundir import RunDir
 from jaxformer.typing import tokens_from_ids
 
 TEXTS = ["a", "def parse(", "b\nc"]
@@ -22,10 +22,10 @@ IDS = np.random.default_rng(0).integers(3, 250, (3, 12)).astype(np.int32)
 def pair(request, run_of, tmp_path_factory) -> tuple[Run, Run]:
     """A run, and what is loaded of its directory as whole numbers."""
     run, directory = run_of(request.param), tmp_path_factory.mktemp("run")
-    with Checkpoints(directory, CheckpointConfig()) as checkpoints:
-        checkpoints.save(5, {"params": run.params}, run.config, {"step": 5}, None)
+    with Checkpoints(RunDir(directory), run.config) as checkpoints:
+        checkpoints.save(5, {"params": run.params}, run.config, {"step": 5})
     run.tokenizer.save(directory)
-    save_json(run.config, directory)
+    RunDir(directory).write_config(run.config)
     return run, jf.load(directory, weights="int8")
 
 

@@ -10,8 +10,9 @@ from tokenizers import models, pre_tokenizers, processors, trainers
 
 import jaxformer as jf
 from jaxformer import Run, forward, generate, score
+from jaxformer.convert import SAMPLES
+from jaxformer.convert.sample import VOCAB
 from jaxformer.errors import UserError
-from jaxformer.zoo.samples import SAMPLES, VOCAB
 
 TEXTS = ["the quick brown fox", "a lazy dog sleeps on the warm roof", "jumps over"]
 CORPUS = ["the quick brown fox jumps over the lazy dog while a small cat sleeps on the warm roof of my old house"] * 5

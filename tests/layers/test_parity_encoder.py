@@ -1,4 +1,7 @@
-"""Encoders, encoder-decoders and single blocks against torch on random weights: values, padding, gradients."""
+"""The original encoder-decoder, an encoder and single blocks against torch on random weights.
+
+tests/zoo compares the families that transformers has.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +45,7 @@ def test_encoder_decoder_logits_are_those_of_torch(translator):
     np.testing.assert_allclose(np.asarray(ours)[real], theirs[real], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_encoder_decoder_gradients_are_those_of_torch(translator):
     import torch
 

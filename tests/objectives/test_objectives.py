@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from jaxformer.config import ByteTokenizer, DataConfig, MemorySource, RunConfig, Seq2Seq
 from jaxformer.data import Bytes, build_set, make_loader
 from jaxformer.data.packing import Layout, Side, packed_tokens
-from jaxformer.data.special import SpecialTokens
+from jaxformer.data.tokenizer import SpecialTokens
 from jaxformer.models.gpt2 import gpt2
 from jaxformer.models.vaswani import vaswani
 from jaxformer.objectives import OBJECTIVES, Objective, make_objective
@@ -128,7 +128,7 @@ class SpanCorruption(Objective):
             at = random.randint(0, max(len(ids) - 1, 1))
             span = ids[at : at + 2]
             source = [*ids[:at], FIRST_SENTINEL, *ids[at + 2 :]]
-            targets = [FIRST_SENTINEL, *span, self.special.eos[0]]
+            targets = [FIRST_SENTINEL, *span, self.special.first_eos]
             for name, values, marks in (("source", source, "source_segments"), ("targets", targets, "segments")):
                 where = slice(ends[name], ends[name] + len(values))
                 columns[name][where], columns[marks][where] = values, segment

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from jaxformer.config import ModelConfig
+from jaxformer.convert import SAMPLES
 from jaxformer.run import Run, load
-from jaxformer.zoo.samples import SAMPLES
 
 
 class Pair(NamedTuple):

@@ -6,12 +6,15 @@ import pytest
 import torch
 from jax.tree_util import tree_leaves_with_path
 
-from jaxformer.config import ModelConfig, RunConfig, TrainConfig
+from jaxformer.config import ModelConfig
+from jaxformer.convert import SAMPLES
+from jaxformer.convert.sample import VOCAB
 from jaxformer.layers import Transformer
+from jaxformer.objectives.base import token_loss
+from jaxformer.ops.losses import LossOptions
 from jaxformer.run import load
 from jaxformer.sharding import path_name
-from jaxformer.train.step import gradient_sums
-from jaxformer.zoo.samples import SAMPLES, VOCAB
+from jaxformer.typing import Batch, Tokens
 
 ROWS, LENGTH, SOURCE_LENGTH = 3, 12, 15
 # Of each shape, with some of the gradients that are easily lost.
@@ -56,6 +59,14 @@ def _side(prefix: str, real: np.ndarray) -> dict[str, np.ndarray]:
     return {f"{prefix}positions": np.arange(real.shape[1]) * real, f"{prefix}segments": real}
 
 
+def as_batch(arrays: dict[str, np.ndarray]) -> Batch:
+    source = None
+    if "inputs" in arrays:
+        source = Tokens(arrays["inputs"], arrays["input_positions"], arrays["input_segments"])
+    tokens = Tokens(arrays["tokens"], arrays["positions"], arrays["segments"])
+    return Batch(tokens, arrays["targets"], arrays["weights"], source)
+
+
 def torch_loss(model, batch: dict[str, np.ndarray]) -> torch.Tensor:
     part = {name: torch.tensor(array).long() for name, array in batch.items() if name != "weights"}
     if "inputs" in part:
@@ -83,9 +94,13 @@ def without_router_losses(model: ModelConfig) -> ModelConfig:
 def test_loss_and_gradients_equal_torch(name, pair_of, tmp_path):
     pair, theirs = pair_of(name), SAMPLES[name].make()
     model, batch = without_router_losses(pair.config), make_batch(pair.config)
-    config = RunConfig(model=model, train=TrainConfig(loss_chunks=2))
-    gradients = jax.jit(lambda params: gradient_sums(params, batch, None, Transformer(model), config))
-    summed, sums = gradients(pair.run.params)
+    ours, options = as_batch(batch), LossOptions(num_chunks=2)
+
+    def loss_of(params):
+        sums, _ = token_loss(Transformer(model), params, ours, options)
+        return sums.loss, sums
+
+    summed, sums = jax.jit(jax.grad(loss_of, has_aux=True))(pair.run.params)
 
     loss = torch_loss(theirs, batch)
     wanted = torch_gradients(theirs, loss, tmp_path)

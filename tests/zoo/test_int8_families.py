@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
+from jaxformer.convert import SAMPLES
+from jaxformer.convert.sample import VOCAB
 from jaxformer.layers import Transformer, abstract_params, init_params
 from jaxformer.models.rnn import rnn
 from jaxformer.models.vaswani import vaswani
 from jaxformer.ops.weights import Int8Matrix, is_quantized, quantize_params
 from jaxformer.sharding import path_name
 from jaxformer.typing import Params, Tokens, tokens_from_ids
-from jaxformer.zoo.samples import SAMPLES, VOCAB
 
 OWN = {
     "vaswani": lambda: vaswani(num_layers=2, embed_dim=32, num_heads=4, mlp_dim=48, vocab_size=VOCAB),

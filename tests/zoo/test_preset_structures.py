@@ -1,39 +1,17 @@
-"""Builders and importer agree: a published preset and the sample of its architecture are one model but for its size."""
+"""Builders and importer agree: a preset and the samples of its architecture differ in sizes only."""
 
 from typing import Any
 
 import jax
 import pytest
 
-from jaxformer.convert.directory import FORMATS
+from jaxformer.config import ModelConfig
+from jaxformer.convert import SAMPLES
 from jaxformer.layers import abstract_params
 from jaxformer.models import FAMILIES, preset
-from jaxformer.zoo.samples import SAMPLES
 
-PRESETS = {
-    "gpt2": "gpt2-124m",
-    "llama": "llama3.1-8b",
-    "smollm2": "smollm2-135m",
-    "mistral": "mistral-7b",
-    "mixtral": "mixtral-8x7b",
-    "gemma": "gemma-2b",
-    "gemma2": "gemma2-2b",
-    "gemma3": "gemma3-4b",
-    "qwen2.5": "qwen2.5-7b",
-    "qwen3": "qwen3-8b",
-    "qwen3-moe": "qwen3-30b-a3b",
-    "t5": "t5-small",
-    "t5v1.1": "t5v1.1-small",
-    "mt5": "mt5-small",
-    "bart": "bart-base",
-    "marian": "marian-opus-en-de",
-    "bert": "bert-base",
-    "minilm": "minilm-l6",
-    "roberta": "roberta-base",
-    "distilbert": "distilbert-base",
-    "modernbert": "modernbert-base",
-}
-# Rates and first values matter to training alone; ids and lengths are the tokenizer's and the user's.
+HEADS = ("head", "pooler")
+# Rates and initial values matter only in training; ids and lengths belong to the tokenizer and the user.
 UNCOMPARED = {"init", "dropout", "special", "context_length", "num_layers", "load_balance"}
 
 
@@ -47,23 +25,43 @@ def outline(tree: Any) -> Any:
 
 
 def test_every_family_with_a_format_is_compared():
-    compared = {family for family, module in FAMILIES.items() if set(module.PRESETS) & set(PRESETS.values())}
-    assert {format.family for format in FORMATS.values()} <= compared
-    assert set(FAMILIES) - compared == {"rnn", "vaswani"}  # transformers has neither
-    assert set(PRESETS) <= set(SAMPLES)
+    compared = {sample.preset for sample in SAMPLES.values()}
+    families = {family for family, module in FAMILIES.items() for row in module.ZOO_ROWS if compared & set(row.presets)}
+    assert set(FAMILIES) - families == {"rnn", "vaswani"}  # transformers has neither
 
 
-@pytest.mark.parametrize("name", PRESETS)
+def test_every_compared_preset_has_a_sample_with_its_heads(pair_of):
+    """So that heads are compared as well, although some samples have others."""
+    alike = {sample.preset for name, sample in SAMPLES.items() if _has_same_heads(sample.preset, pair_of(name).config)}
+    assert alike == {sample.preset for sample in SAMPLES.values()}
+
+
+def _has_same_heads(name: str, config: ModelConfig) -> bool:
+    return all((getattr(preset(name), head) is None) == (getattr(config, head) is None) for head in HEADS)
+
+
+def _without_other_heads(tree: dict[str, Any], name: str, config: ModelConfig) -> dict[str, Any]:
+    left_out = () if _has_same_heads(name, config) else HEADS
+    return {key: value for key, value in tree.items() if key not in left_out}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
 def test_parameters_have_the_same_names_and_axes(name, pair_of):
-    (published, published_axes), (sample, sample_axes) = (
-        abstract_params(model) for model in (preset(PRESETS[name]), pair_of(name).config)
+    published, config = SAMPLES[name].preset, pair_of(name).config
+    (ours, our_axes), (theirs, their_axes) = (
+        [_without_other_heads(tree, published, config) for tree in abstract_params(model)]
+        for model in (preset(published), config)
     )
-    assert jax.tree.structure(published) == jax.tree.structure(sample)
-    assert published_axes == sample_axes
-    assert jax.tree.map(lambda leaf: leaf.ndim, published) == jax.tree.map(lambda leaf: leaf.ndim, sample)
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    assert our_axes == their_axes
+    assert jax.tree.map(lambda leaf: leaf.ndim, ours) == jax.tree.map(lambda leaf: leaf.ndim, theirs)
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", SAMPLES)
 def test_configs_differ_in_numbers_only(name, pair_of):
-    published, sample = (outline(m.model_dump(mode="json")) for m in (preset(PRESETS[name]), pair_of(name).config))
-    assert published == sample
+    published, config = SAMPLES[name].preset, pair_of(name).config
+    ours, theirs = (
+        _without_other_heads(outline(model.model_dump(mode="json")), published, config)
+        for model in (preset(published), config)
+    )
+    assert ours == theirs

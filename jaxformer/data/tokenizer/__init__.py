@@ -4,8 +4,12 @@ SentencePiece (arXiv:1808.06226), plain bytes, the `tokenizer.json` of a Hugging
 translation directory. `export` turns the first two into the third.
 """
 
-from jaxformer.data.tokenizer.base import Tokenizer as Tokenizer
-from jaxformer.data.tokenizer.bytes import Bytes as Bytes
+from jaxformer.data.tokenizer.base import (
+    Bytes as Bytes,
+    SpecialTokens as SpecialTokens,
+    Tokenizer as Tokenizer,
+    special_ids as special_ids,
+)
 from jaxformer.data.tokenizer.export import huggingface_files as huggingface_files
 from jaxformer.data.tokenizer.huggingface import HuggingFace as HuggingFace, load_huggingface as load_huggingface
 from jaxformer.data.tokenizer.loading import (

@@ -1,11 +1,11 @@
-"""Our tokenizers as files that `transformers.AutoTokenizer` loads: the same ids, and the same texts from them.
+"""Byte and SentencePiece tokenizers as files that `transformers.AutoTokenizer` loads, with the same ids and texts.
 
 What differs for SentencePiece models:
-* ids that spell no UTF-8 come back as U+FFFD for each byte of the run, and unknown pieces as nothing, not as U+2047;
-* unigram: of two paths with the same score, a model not trained here may take the other, as SentencePiece decides by
-  the rounding of its float32 sums (`training` rounds scores so that it need not).
-For models of the type `qwen2`, AutoTokenizer takes a class of its own whatever the files say, which gives other ids:
-there, `transformers.PreTrainedTokenizerFast.from_pretrained` reads them as they are.
+* ids that are not valid UTF-8 decode to one U+FFFD per byte, and unknown pieces to nothing instead of U+2047;
+* unigram: of two segmentations with the same score, a model not trained here may choose the other one, because
+  SentencePiece decides by the rounding of its float32 sums (`training` rounds scores to avoid this).
+For models of the type `qwen2`, AutoTokenizer uses a class of its own regardless of the files, which gives other ids:
+read them with `transformers.PreTrainedTokenizerFast.from_pretrained` there.
 """
 
 import json
@@ -16,8 +16,7 @@ import tokenizers
 from sentencepiece.sentencepiece_model_pb2 import ModelProto, TrainerSpec
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from jaxformer.data.tokenizer.base import Tokenizer
-from jaxformer.data.tokenizer.bytes import Bytes
+from jaxformer.data.tokenizer.base import Bytes, Tokenizer
 from jaxformer.data.tokenizer.huggingface import SETTINGS_FILE, TOKENIZER_FILE, HuggingFace
 from jaxformer.data.tokenizer.sentencepiece import SENTENCEPIECE_FILE, SentencePiece
 from jaxformer.data.tokenizer.translation import Translation
@@ -26,14 +25,14 @@ from jaxformer.errors import UserError
 Shape = Literal["encoder-decoder", "decoder-only", "encoder-only"]
 Piece = ModelProto.SentencePiece
 SPACE = "\u2581"  # SentencePiece's mark for a space
-UNKNOWN = "\U0010ffff"  # by Unicode's promise never a character
-NEVER = -1e6  # a score that no path through real pieces falls to
+UNKNOWN = "\U0010ffff"  # a noncharacter, which Unicode guarantees never to assign
+NEVER = -1e6  # below the score of any segmentation into normal pieces
 
 
 def huggingface_files(tokenizer: Tokenizer, shape: Shape) -> dict[str, bytes]:
-    """Names and contents of the files; a text gets bos in front for a decoder, eos at its end for an encoder.
+    """Names and contents of the files, which add bos before a text for a decoder and eos after it for an encoder.
 
-    A tokenizer's own files are among them. One that came from Hugging Face keeps them as they were."""
+    They include the tokenizer's own files. A tokenizer from a Hugging Face directory keeps its files unchanged."""
     if isinstance(tokenizer, HuggingFace | Translation):
         return tokenizer.files()
     backend = CONVERTERS[type(tokenizer)](tokenizer)
@@ -43,7 +42,7 @@ def huggingface_files(tokenizer: Tokenizer, shape: Shape) -> dict[str, bytes]:
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
-        "split_special_tokens": True,  # a text that spells </s> means just that
+        "split_special_tokens": True,  # the text "</s>" is not the eos token
         **names,
     }
     return tokenizer.files() | {
@@ -74,7 +73,7 @@ def _from_bytes(tokenizer: Bytes) -> tokenizers.Tokenizer:
 
 
 def _byte_letters() -> list[str]:
-    """The letter GPT-2 writes for each byte: itself where it can be seen, else the next one from U+0100 on."""
+    """The character that GPT-2 uses for each byte: itself if it is printable, else the next one from U+0100 on."""
     seen = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     hidden = iter(range(256, 512))
     return [chr(byte if byte in seen else next(hidden)) for byte in range(256)]
@@ -86,7 +85,7 @@ def _from_sentencepiece(tokenizer: SentencePiece) -> tokenizers.Tokenizer:
     obstacle = next(_obstacles(proto), None)
     if obstacle is not None:
         raise UserError(
-            f"the SentencePiece model has no equal in {TOKENIZER_FILE}: {obstacle}; export without the tokenizer"
+            f"the SentencePiece model cannot be written as {TOKENIZER_FILE}: {obstacle}; export without the tokenizer"
         )
     backend = tokenizers.Tokenizer(MODELS[proto.trainer_spec.model_type](proto))
     backend.normalizer = normalizers.Sequence(list(_normalizers(proto)))
@@ -106,13 +105,13 @@ CONVERTERS: dict[type[Tokenizer], Callable[[Tokenizer], tokenizers.Tokenizer]] =
 
 
 def _obstacles(proto: ModelProto) -> Iterator[str]:
-    """What a `tokenizer.json` cannot say."""
+    """Reasons why a `tokenizer.json` cannot represent the model."""
     normal = {piece.piece for piece in proto.pieces if piece.type == Piece.NORMAL}
     spec = proto.normalizer_spec
     if proto.trainer_spec.model_type not in MODELS:
         yield "it is neither unigram nor bpe"
     if proto.trainer_spec.treat_whitespace_as_suffix or not spec.escape_whitespaces:
-        yield "it marks spaces in another way than before a word"
+        yield "it does not mark spaces before a word"
     if _user_defined(proto) and (spec.add_dummy_prefix or spec.remove_extra_whitespaces):
         yield "user-defined symbols together with add_dummy_prefix or remove_extra_whitespaces"
     if any(piece.type == Piece.UNUSED for piece in proto.pieces):
@@ -124,7 +123,9 @@ def _obstacles(proto: ModelProto) -> Iterator[str]:
 
 
 def _tied(proto: ModelProto) -> list[str]:
-    """Pieces that no order of merges can tell apart; repetitions of one character (Llama 2's indentations) it can."""
+    """Pieces with the same score, which have no order of merges.
+
+    Repetitions of one character, such as the indentations of Llama 2, do not need one."""
     by_score: dict[float, list[str]] = {}
     for piece in proto.pieces:
         if piece.type == Piece.NORMAL and len(piece.piece) > 1:
@@ -133,17 +134,18 @@ def _tied(proto: ModelProto) -> list[str]:
 
 
 def _unigram(proto: ModelProto) -> models.Unigram:
-    # Pieces that only byte fall-back or the template may give must not be found in a text that spells them.
+    # Byte and control pieces must not match a text that contains their names.
     scores = [(piece.piece, piece.score if piece.type == Piece.NORMAL else NEVER) for piece in proto.pieces]
     return models.Unigram(scores, proto.trainer_spec.unk_id, proto.trainer_spec.byte_fallback)
 
 
 def _unknown(proto: ModelProto) -> str:
-    """A pattern of the characters that are part of no piece.
+    """A pattern of the characters that are in no piece.
 
-    The unigram model of the library scores them below every piece, also below those that must not be found, and would
-    rather find one of these in a text that spells its name: where a character falls back on bytes it is cut off from
-    its neighbours, which changes nothing else, and where it does not, another takes its place."""
+    The unigram model of the tokenizers library scores an unknown character below every piece, even below `NEVER`, and
+    would prefer a byte or control piece whose name is in the text. So an unknown character is split from its
+    neighbours where it falls back to bytes, which changes nothing else, and is replaced by `UNKNOWN` where it does
+    not."""
     known = {char for piece in proto.pieces if piece.type == Piece.NORMAL for char in piece.piece}
     return "[^" + "".join(f"\\x{{{ord(char):x}}}" for char in sorted(known)) + "]"
 
@@ -161,8 +163,8 @@ def _bpe(proto: ModelProto) -> models.BPE:
 def _merges(proto: ModelProto) -> list[tuple[str, str]]:
     """Every pair of pieces that makes a piece, best piece first.
 
-    SentencePiece merges the pair whose result scores best and of equal ones the leftmost. Two pairs with one result
-    overlap only in a repetition, whose rest stands at its right end: the pair with the longer left part."""
+    SentencePiece merges the pair whose result scores best, and the leftmost of equal ones. Two pairs with the same
+    result overlap only in a repetition of one character, where the pair with the longer left part comes first."""
     scores = {piece.piece: piece.score for piece in proto.pieces if piece.type == Piece.NORMAL}
     splits = ((whole, whole[:i], whole[i:]) for whole in scores for i in range(1, len(whole)))
     pairs = [split for split in splits if split[1] in scores and split[2] in scores]

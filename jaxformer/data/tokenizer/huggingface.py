@@ -1,8 +1,8 @@
 """The tokenizers of Hugging Face directories: `tokenizer.json`, and the files beside it that name special tokens.
 
 Ids and texts are those of `transformers.AutoTokenizer` (version 5). Two of its rules are worth knowing:
-`add_bos_token` and `add_eos_token` of `tokenizer_config.json` have no say, the post-processor in `tokenizer.json`
-has; and a special token that is named but has no id yet gets the next one.
+`add_bos_token` and `add_eos_token` of `tokenizer_config.json` have no effect, only the post-processor in
+`tokenizer.json` has; and a special token that is named but has no id yet gets the next free one.
 """
 
 import json
@@ -22,7 +22,7 @@ SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 SIDE_FILES = (SETTINGS_FILE, SPECIAL_TOKENS_FILE, "chat_template.jinja")
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-# What the model classes of transformers take where no file names a token: older directories rely on it.
+# Defaults of the tokenizer classes of transformers where no file names a token; older directories rely on them.
 USUAL_TOKENS = {
     "bos": ("<s>", "<bos>", "[CLS]", "<|begin_of_text|>", "<|endoftext|>"),
     "eos": ("</s>", "<eos>", "[SEP]", "<|end_of_text|>", "<|endoftext|>"),
@@ -35,9 +35,10 @@ CLEAN_UP = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 class HuggingFace(Tokenizer):
     """A `tokenizer.json`.
 
-    Special ids are those the files beside it name. Without eos, sep takes its place, and without bos cls (BERT);
-    without either, the usual names are looked for among the special tokens (GPT-2 names none). Without pad, eos
-    takes its place; without bos, pad does, as T5 starts decoding with it (arXiv:1910.10683).
+    Special ids are those that the files beside it name. Without eos, sep takes its place, and without bos cls (BERT);
+    without either, the usual names are looked up among the special tokens (GPT-2 names none). Without pad, eos takes
+    its place; without bos, pad does, as T5 starts decoding with it (arXiv:1910.10683). Where the files name no eos at
+    all, `eos_id` is none and only the model's own eos counts.
 
     Args:
         files: contents by name; `tokenizer.json` and those of `SIDE_FILES` that there are.
@@ -48,43 +49,40 @@ class HuggingFace(Tokenizer):
         self._settings = _settings(self._files)
         self._backend = _backend(self._files[TOKENIZER_FILE], self._settings)
         self.vocab_size = max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
-        eos_id = self._special_id("eos", "sep")
-        if eos_id is None:
-            raise UserError(f"no eos token, which ends every document: name one as eos_token in {SETTINGS_FILE}")
-        self.eos_id = eos_id
-        self.pad_id = _first(self._special_id("pad"), self.eos_id)
-        self.bos_id = _first(self._special_id("bos", "cls"), self.pad_id)
+        self.eos_id = self._special_id("eos", "sep")
+        self.pad_id = _first_defined(self._special_id("pad"), self.eos_id)
+        self.bos_id = _first_defined(self._special_id("bos", "cls"), self.pad_id)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return self._encoded(texts, add_special_tokens=False)
+        return self._encode(texts, add_special_tokens=False)
 
     def encode_prompt(self, texts: Sequence[str]) -> list[list[int]]:
         """What a decoder continues: the text and what the post-processor of `tokenizer.json` puts around it."""
-        return self._encoded(texts, add_special_tokens=True)
+        return self._encode(texts, add_special_tokens=True)
 
     def encode_source(self, texts: Sequence[str]) -> list[list[int]]:
         """What an encoder reads: the text and what the post-processor of `tokenizer.json` puts around it."""
-        return self._encoded(texts, add_special_tokens=True)
+        return self._encode(texts, add_special_tokens=True)
 
     def files(self) -> dict[str, bytes]:
         return dict(self._files)
 
     def __reduce__(self) -> tuple[type, tuple[dict[str, bytes]]]:
-        return HuggingFace, (self._files,)  # the library's own pickle forgets `encode_special_tokens`
+        return HuggingFace, (self._files,)  # the pickle of the tokenizers library loses `encode_special_tokens`
 
-    def _encoded(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+    def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         return [row.ids for row in self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)]
 
-    def _text(self, ids: list[int]) -> str:
+    def _decode(self, ids: list[int]) -> str:
         text = self._backend.decode(ids, skip_special_tokens=True)
-        return _cleaned_up(text) if self._cleans_up else text
+        return _clean_up(text) if self._cleans_up else text
 
     @property
     def _cleans_up(self) -> bool:
-        """Whether spaces before punctuation go. Never for BPE, which keeps spaces as they were, unless insisted on."""
+        """Whether to remove spaces before punctuation; BPE preserves them unless a setting forces it."""
         if isinstance(self._backend.model, tokenizers.models.BPE):
-            insists = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
-            return bool(self._settings.get("clean_up_tokenization_spaces") and self._settings.get(insists))
+            force = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
+            return bool(self._settings.get("clean_up_tokenization_spaces") and self._settings.get(force))
         return bool(self._settings.get("clean_up_tokenization_spaces"))
 
     def _special_id(self, role: str, substitute: str | None = None) -> int | None:
@@ -111,9 +109,9 @@ def load_huggingface(path: str | Path) -> HuggingFace:
 
 # ---------------------------------------------------------------- the files
 def _settings(files: Mapping[str, bytes]) -> dict[str, Any]:
-    """What the side files say."""
+    """The settings in the files beside `tokenizer.json`."""
     settings = _json_object(files, SETTINGS_FILE)
-    # As transformers does: settings that list their added tokens are newer than the map, older ones yield to it.
+    # As in transformers: the map takes precedence over settings, except over newer ones, which list their added tokens.
     return settings if "added_tokens_decoder" in settings else settings | _json_object(files, SPECIAL_TOKENS_FILE)
 
 
@@ -140,7 +138,7 @@ def _backend(content: bytes, settings: Mapping[str, Any]) -> tokenizers.Tokenize
 
 
 def _added_tokens(backend: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> Iterator[AddedToken]:
-    """Tokens the settings name, in the order in which new ones get their ids."""
+    """The tokens that the settings name, in the order in which new ones get ids."""
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     listed = settings.get("added_tokens_decoder", {})
     for id in sorted(listed, key=int):
@@ -162,11 +160,11 @@ def _content(token: str | Mapping[str, Any]) -> str:
     return token if isinstance(token, str) else token["content"]
 
 
-def _cleaned_up(text: str) -> str:
+def _clean_up(text: str) -> str:
     for spaced in CLEAN_UP:
         text = text.replace(spaced, spaced.strip())
     return text
 
 
-def _first(*ids: int | None) -> int:
-    return next(i for i in ids if i is not None)
+def _first_defined(*ids: int | None) -> int | None:
+    return next((i for i in ids if i is not None), None)

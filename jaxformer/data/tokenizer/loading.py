@@ -1,11 +1,10 @@
-"""Which tokenizer a config asks for or a directory holds."""
+"""Makes the tokenizer that a config names, and loads the one in a directory."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jaxformer.config import RunConfig
-from jaxformer.data.tokenizer.base import Tokenizer
-from jaxformer.data.tokenizer.bytes import BYTES_FILE, Bytes
+from jaxformer.data.tokenizer.base import BYTES_FILE, Bytes, Tokenizer
 from jaxformer.data.tokenizer.huggingface import TOKENIZER_FILE, load_huggingface
 from jaxformer.data.tokenizer.sentencepiece import SENTENCEPIECE_FILE, SentencePiece, load_sentencepiece
 from jaxformer.data.tokenizer.training import train_sentencepiece
@@ -14,7 +13,7 @@ from jaxformer.errors import UserError
 
 
 def make_tokenizer(cfg: RunConfig, documents: Sequence[dict[str, str]]) -> Tokenizer:
-    """The tokenizer a config asks for: loaded, or trained on the documents."""
+    """The tokenizer that a config names, loaded or trained on the documents."""
     tokenizer = MAKERS[cfg.data.tokenizer.kind](cfg, documents)
     check_vocabulary(tokenizer, cfg.model.vocab_size, "model.vocab_size")
     return tokenizer
@@ -30,12 +29,12 @@ def load_tokenizer(directory: str | Path) -> Tokenizer:
 
 
 def find_tokenizer(directory: str | Path) -> Tokenizer | None:
-    """The same where a directory need not have one."""
+    """The tokenizer in a directory, or none if there is none."""
     return load_tokenizer(directory) if any((Path(directory) / name).is_file() for name in LOADERS) else None
 
 
 def check_vocabulary(tokenizer: Tokenizer, vocab_size: int, where: str) -> None:
-    """Raise if the tokenizer has ids the model has no row for; rows without an id are padding.
+    """Raise if the tokenizer has ids without an embedding; embeddings without an id are padding.
 
     Args:
         where: the name of the setting that holds the model's `vocab_size`.
@@ -60,7 +59,7 @@ MAKERS: dict[str, Callable[[RunConfig, Sequence[dict[str, str]]], Tokenizer]] = 
     "huggingface": lambda cfg, documents: load_huggingface(cfg.data.tokenizer.path),
     "directory": lambda cfg, documents: load_tokenizer(cfg.data.tokenizer.path),
 }
-# In order of preference. Where `tokenizer.json` stands beside a SentencePiece model, only it has the tokens added
+# In order of preference: where there is a `tokenizer.json` beside a SentencePiece model, only it has the tokens added
 # later and the special ids around a text.
 LOADERS: dict[str, Callable[[Path], Tokenizer]] = {
     TOKENIZER_FILE: load_huggingface,
@@ -69,12 +68,14 @@ LOADERS: dict[str, Callable[[Path], Tokenizer]] = {
     SOURCE_FILE: load_translation,
     BYTES_FILE: lambda path: Bytes(),
 }
-# Files of tokenizers that a model's ids cannot be told from alone: their pieces are numbered elsewhere.
+# Tokenizer files from which ids do not follow: they are assigned elsewhere.
 UNREADABLE = ("sentencepiece.bpe.model", "vocab.json", "vocab.txt")
 
 
 def _hint(directory: Path) -> str:
-    found = next((name for name in UNREADABLE if (directory / name).is_file()), None)
-    if found is None:
+    unreadable = next((name for name in UNREADABLE if (directory / name).is_file()), None)
+    if unreadable is None:
         return ""
-    return f"; {found} alone does not make one: save the tokenizer with transformers, which writes {TOKENIZER_FILE}"
+    return (
+        f"; {unreadable} alone does not make one: save the tokenizer with transformers, which writes {TOKENIZER_FILE}"
+    )

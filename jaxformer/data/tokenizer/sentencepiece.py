@@ -1,7 +1,7 @@
-"""SentencePiece models (arXiv:1808.06226), trained here or elsewhere; `training` makes them.
+"""SentencePiece models (arXiv:1808.06226), trained by `training` or elsewhere.
 
-A model trained here keeps text exactly, white space included, with one exception of the library: U+2581, its mark
-for a space, comes back as a space.
+A model trained here round-trips text exactly, including white space, except that U+2581, which SentencePiece uses to
+mark a space, decodes to a space.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class SentencePiece(Tokenizer):
 
     def __init__(self, model: bytes):
         self._processor = sentencepiece.SentencePieceProcessor()
-        self._processor.LoadFromSerializedProto(model)  # the constructor takes an empty model for none at all
+        self._processor.LoadFromSerializedProto(model)  # the constructor treats an empty model as no model
         self._model = model
         self.vocab_size = self._processor.vocab_size()
         self.pad_id = _first_defined(self._processor.pad_id(), self._processor.unk_id())
@@ -35,7 +35,7 @@ class SentencePiece(Tokenizer):
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return self._processor.encode(list(texts))
 
-    def _text(self, ids: list[int]) -> str:
+    def _decode(self, ids: list[int]) -> str:
         return self._processor.decode(ids)
 
     def files(self) -> dict[str, bytes]:

@@ -14,12 +14,11 @@ from jaxformer.data.tokenizer.sentencepiece import SENTENCEPIECE_FILE, SentenceP
 from jaxformer.errors import UserError
 from jaxformer.rundir import write_file
 
-# The sums of the unigram trainer depend on how many threads share the work: a fixed number gives one model on
-# every machine.
+# The sums of the unigram trainer depend on the number of threads: a fixed number gives the same model on every machine.
 TRAIN_THREADS = 8
-MAX_SENTENCE_CHARS = 2048  # longer lines are cut; SentencePiece would leave them out
-# SentencePiece adds the scores of a path in float32. Multiples of 1/64 add up exactly for a hundred thousand pieces,
-# so that of two paths with the same score the same one wins everywhere in a text, and in a converted `tokenizer.json`.
+MAX_SENTENCE_CHARS = 2048  # longer lines are cut; SentencePiece would skip them
+# SentencePiece adds up the scores of a segmentation in float32. Sums of a hundred thousand multiples of 1/64 are exact,
+# so ties between two segmentations are broken the same way everywhere in a text, and in a converted `tokenizer.json`.
 SCORE_STEPS = 64
 
 
@@ -33,7 +32,7 @@ def train_tokenizer_file(paths: Sequence[str], vocab_size: int, algorithm: str, 
 
 def train_sentencepiece(texts: Sequence[str], vocab_size: int, cfg: SentencePieceTokenizer) -> SentencePiece:
     """A model of exactly `vocab_size` pieces, the same on every machine."""
-    sentences = list(_drawn(texts, cfg.train_bytes))
+    sentences = list(select_sentences(texts, cfg.train_bytes))
     if not sentences:
         raise UserError(f"data.tokenizer.train_bytes={cfg.train_bytes} is too little text to train on: raise it")
     model = io.BytesIO()
@@ -44,17 +43,17 @@ def train_sentencepiece(texts: Sequence[str], vocab_size: int, cfg: SentencePiec
             vocab_size=vocab_size,
             model_type=cfg.algorithm,
             byte_fallback=cfg.byte_fallback,
-            # Without bytes to fall back on, a rare character left out would be lost.
+            # Without byte fallback, a rare character outside the vocabulary would be lost.
             character_coverage=0.9995 if cfg.byte_fallback else 1.0,
             num_threads=TRAIN_THREADS,
             minloglevel=2,  # errors only
             **SPECIAL_IDS,
             **TEXT_OPTIONS,
-            **SHORT_TRAINING,
+            **FAST_TRAINING,
         )
     except RuntimeError as error:
         raise _vocab_size_error(error, vocab_size) from None
-    return SentencePiece(_with_rounded_scores(model.getvalue()))
+    return SentencePiece(_round_scores(model.getvalue()))
 
 
 SPECIAL_IDS = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3}
@@ -63,24 +62,24 @@ TEXT_OPTIONS = {
     "remove_extra_whitespaces": False,
     "add_dummy_prefix": False,
     "allow_whitespace_only_pieces": True,  # an indentation becomes one piece
-    "user_defined_symbols": ["\n", "\t"],  # never part of a sentence, so training would not see them
-    "split_digits": True,  # numbers of any size are spelt alike
+    "user_defined_symbols": ["\n", "\t"],  # sentences are split at them, so training would not see them
+    "split_digits": True,  # one piece per digit, whatever the size of the number
     "max_sentence_length": 4 * MAX_SENTENCE_CHARS,  # in bytes
 }
-# Unigram starts from a million candidates and prunes a quarter at a time. From fewer, halved each time, 4 MB of code
-# take 22 s of processor time in place of 39 s, and held-out code comes out as short.
-SHORT_TRAINING = {"seed_sentencepiece_size": 50_000, "shrinking_factor": 0.5, "num_sub_iterations": 1}
+# By default, unigram starts from a million candidates and prunes a quarter at a time. From fewer candidates, halved
+# each time, 4 MB of code take 22 s of processor time instead of 39 s, and held-out code gets as few tokens.
+FAST_TRAINING = {"seed_sentencepiece_size": 50_000, "shrinking_factor": 0.5, "num_sub_iterations": 1}
 
 
-def _with_rounded_scores(model: bytes) -> bytes:
+def _round_scores(model: bytes) -> bytes:
     proto = sentencepiece_model_pb2.ModelProto.FromString(model)
     for piece in proto.pieces:
         piece.score = round(piece.score * SCORE_STEPS) / SCORE_STEPS
     return proto.SerializeToString(deterministic=True)
 
 
-def _drawn(texts: Sequence[str], max_bytes: int) -> Iterator[str]:
-    """Sentences spread evenly over all texts, `max_bytes` of them at most."""
+def select_sentences(texts: Sequence[str], max_bytes: int) -> Iterator[str]:
+    """Sentences spread evenly over all texts, at most `max_bytes` in total."""
     total = sum(len(sentence.encode()) for sentence in _sentences(texts))
     seen = kept = 0
     for sentence in _sentences(texts):
@@ -99,7 +98,7 @@ def _sentences(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _vocab_size_error(error: RuntimeError, vocab_size: int) -> Exception:
-    """SentencePiece's complaint about the vocabulary size in terms of the config; anything else unchanged."""
+    """An error of SentencePiece about the vocabulary size, in terms of the config; any other error unchanged."""
     if too_high := re.search(r"Vocabulary size too high.*<= (\d+)", str(error)):
         return UserError(
             f"model.vocab_size={vocab_size} is more than the training text can fill: "
@@ -107,7 +106,7 @@ def _vocab_size_error(error: RuntimeError, vocab_size: int) -> Exception:
         )
     if too_low := re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error)):
         return UserError(
-            f"model.vocab_size={vocab_size} has no room for the characters of the training text: "
+            f"model.vocab_size={vocab_size} is too small for the characters of the training text: "
             f"set model.vocab_size={too_low[1]} or more"
         )
     return error

@@ -1,7 +1,7 @@
 """Two SentencePiece models, one per language, over one numbered vocabulary: the tokenizers of OPUS-MT directories.
 
-Ids are those of transformers' MarianTokenizer where sacremoses is not installed: with it, punctuation is normalised
-first. A text for several target languages begins with its code, such as `>>deu<<`.
+Ids equal those of transformers' MarianTokenizer without sacremoses, with which it normalises punctuation first. For a
+model with several target languages, a text begins with the code of its language, such as `>>deu<<`.
 """
 
 import json
@@ -21,7 +21,7 @@ CODE = re.compile(r">>.*?<<")
 
 
 class Translation(Tokenizer):
-    """`encode` reads a text of the target language, `encode_inputs` and `encode_source` one of the source language.
+    """`encode` reads text in the target language, `encode_inputs` and `encode_source` in the source language.
 
     Args:
         files: contents by name: the two models, the vocabulary, and those of `SIDE_FILES` that there are.
@@ -34,15 +34,15 @@ class Translation(Tokenizer):
         self._pieces = {id: piece for piece, id in self._ids.items()}
         self.vocab_size = max(self._pieces) + 1
         self.eos_id, self.pad_id = self._ids[EOS], self._ids[PAD]
-        self.bos_id = self.pad_id  # which starts the decoder
+        self.bos_id = self.pad_id  # the decoder starts with padding
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return self._encoded(self._target, texts)
+        return self._encode(self._target, texts)
 
     def encode_inputs(self, texts: Sequence[str]) -> list[list[int]]:
-        return self._encoded(self._source, texts)
+        return self._encode(self._source, texts)
 
-    def _encoded(self, model: sentencepiece.SentencePieceProcessor, texts: Sequence[str]) -> list[list[int]]:
+    def _encode(self, model: sentencepiece.SentencePieceProcessor, texts: Sequence[str]) -> list[list[int]]:
         unknown, rows = self._ids[UNKNOWN], []
         for text in texts:
             code = CODE.match(text)
@@ -51,7 +51,7 @@ class Translation(Tokenizer):
             rows.append([self._ids.get(piece, unknown) for piece in pieces])
         return rows
 
-    def _text(self, ids: list[int]) -> str:
+    def _decode(self, ids: list[int]) -> str:
         pieces = [self._pieces.get(id, UNKNOWN) for id in ids if id != self._ids[UNKNOWN]]
         return self._target.decode_pieces(pieces).replace("\u2581", " ").strip()
 

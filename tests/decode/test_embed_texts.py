@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
+from jaxformer.convert import SAMPLES
 from jaxformer.errors import UserError
-from jaxformer.zoo.samples import SAMPLES
 
 ROWS = [[5, 6, 7, 8, 9], [10, 11], [12, 13, 14, 15, 16, 17, 18, 19]]
 

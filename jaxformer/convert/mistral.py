@@ -1,0 +1,58 @@
+"""Format of Mistral: Llama's tensors, and a sliding window in config.json."""
+
+from typing import Any
+
+from jaxformer.config import ModelConfig
+from jaxformer.convert.fields import Fields
+from jaxformer.convert.format import Format, ModelFiles
+from jaxformer.convert.llama import (
+    COPIES,
+    DENSE,
+    IGNORED,
+    MLP_NORM,
+    SHARED,
+    read_context,
+    read_shape,
+    without,
+    write_shape,
+)
+from jaxformer.convert.sample import GROUPED_QUERY, Sample
+from jaxformer.models.mistral import mistral
+
+
+def _read(fields: Fields, files: ModelFiles) -> ModelConfig:
+    shape = read_shape(fields, num_kv_heads=8)
+    return mistral(
+        **shape,
+        **read_context(fields, 131_072),
+        head_dim=fields.take("head_dim", None),
+        mlp_dim=fields.take("intermediate_size"),
+        window=fields.nullable("sliding_window", 4096),
+        activation=fields.activation("hidden_act", "silu"),
+        eps=fields.take("rms_norm_eps", 1e-6),
+        tied=fields.take("tie_word_embeddings", False),
+        special=fields.special_ids(shape["vocab_size"], bos=1, eos=2),
+    )
+
+
+def _write(model: ModelConfig) -> dict[str, Any]:
+    return without(write_shape(model, "MistralForCausalLM"), "attention_bias")
+
+
+FORMATS = (
+    Format(
+        model_type="mistral",
+        architectures=("MistralForCausalLM",),
+        read=_read,
+        write=_write,
+        shape="decoder-only",
+        entries=(*SHARED, MLP_NORM, *DENSE),
+        copies=COPIES,
+        ignored=IGNORED,
+    ),
+)
+SAMPLES = {
+    "mistral": Sample(
+        "mistral-7b", "mistral", "MistralForCausalLM", "MistralConfig", GROUPED_QUERY | {"sliding_window": 8}
+    ),
+}

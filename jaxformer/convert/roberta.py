@@ -1,0 +1,81 @@
+"""Format of RoBERTa: BERT's encoder with other heads, and positions that count from the padding id."""
+
+from jaxformer.config import Learned, ModelConfig
+from jaxformer.convert.bert import (
+    EMBEDDINGS,
+    IGNORED,
+    LAYER,
+    RENAMED,
+    architectures,
+    head_entries,
+    pooler_entries,
+    read_encoder,
+    write_encoder,
+)
+from jaxformer.convert.fields import Fields
+from jaxformer.convert.format import Format, ModelFiles
+from jaxformer.convert.sample import POSITIONS, SHAPE, Sample
+from jaxformer.convert.tables import Entry
+from jaxformer.errors import UserError
+from jaxformer.models.roberta import roberta
+
+_ENTRIES = (
+    *EMBEDDINGS,
+    *LAYER,
+    *head_entries("lm_head.dense", "lm_head.layer_norm", "lm_head.bias", "lm_head.decoder.weight"),
+)
+
+
+def _entries(model: ModelConfig) -> tuple[Entry, ...]:
+    """The table; the dense layer of the pooler has another name in a classifier than in the bare model."""
+    is_classifier = model.pooler is not None and model.pooler.num_classes is not None
+    dense = "classifier.dense" if is_classifier else "{base}pooler.dense"
+    return (*_ENTRIES, *pooler_entries(dense, "classifier.out_proj"))
+
+
+def _read(fields: Fields, files: ModelFiles) -> ModelConfig:
+    vocab_size = fields.take("vocab_size", 50_265)
+    special = fields.special_ids(vocab_size, bos=0, eos=2, pad=1)
+    if special.pad is None:
+        raise UserError(f"{fields.where}: field 'pad_token_id' is missing: positions count from the padding id")
+    offset = special.pad + 1
+    rows = fields.take("max_position_embeddings", 512)
+    return roberta(
+        **read_encoder(fields, files),
+        vocab_size=vocab_size,
+        position=Learned(max_length=rows - offset, offset=offset),
+        special=special,
+    )
+
+
+FORMATS = (
+    Format(
+        model_type="roberta",
+        architectures=architectures("Roberta"),
+        read=_read,
+        write=lambda model: write_encoder(model, "Roberta"),
+        shape="encoder-only",
+        entries=_entries,
+        base="roberta.",
+        bare="RobertaModel",
+        copies={
+            "lm_head.decoder.weight": "{base}embeddings.word_embeddings.weight",
+            "lm_head.decoder.bias": "lm_head.bias",
+        },
+        ignored=(*IGNORED, r"lm_head\..*", r"(roberta\.)?pooler\..*"),
+        renamed=RENAMED,
+    ),
+)
+
+_SHAPE = SHAPE | {
+    "bos_token_id": 0,
+    "pad_token_id": 1,
+    "max_position_embeddings": POSITIONS + 2,
+    "type_vocab_size": 1,
+}
+SAMPLES = {
+    "roberta": Sample("roberta-base", "roberta", "RobertaForMaskedLM", "RobertaConfig", _SHAPE),
+    "roberta classes": Sample(
+        "roberta-base", "roberta", "RobertaForSequenceClassification", "RobertaConfig", _SHAPE | {"num_labels": 3}
+    ),
+}
