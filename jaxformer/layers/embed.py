@@ -5,8 +5,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxformer.config import EmbeddingConfig, HeadConfig, Init, Learned, PoolerConfig, TransformConfig
-from jaxformer.layers.initializers import initializer
-from jaxformer.layers.linear import Linear, Norm, Runtime, weight_param
+from jaxformer.layers.linear import Linear, Norm, Runtime, initializer, weight_param
 from jaxformer.ops.elementwise import ACTIVATIONS, apply_softcap, dropout
 from jaxformer.ops.positions import sinusoidal
 from jaxformer.ops.reductions import pool

@@ -1,9 +1,10 @@
-"""What every layer is built from: how a model runs, the one linear layer, and norms.
+"""What every layer is built from: how a model runs, the one linear layer, norms, and initialisers.
 
 They own parameters, dtypes and logical axes. A matrix may be stored in another representation than a plain array
 (`ops.weights`); the layers only see the `Weight` protocol.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,8 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxformer.config import Init, NormConfig
-from jaxformer.layers.initializers import initializer
+from jaxformer.config import FanInInit, Init, NormalInit, NormConfig, XavierInit
 from jaxformer.ops.norms import layer_norm, rms_norm
 from jaxformer.ops.weights import Dense, DenseTable, Weight
 
@@ -90,3 +90,32 @@ class Norm(nn.Module):
         if self.config.bias:
             bias = self.param("bias", nn.with_logical_partitioning(nn.initializers.zeros, ("norm",)), shape)
         return layer_norm(x, scale, bias, self.config.eps)
+
+
+# ---------------------------------------------------------------- initialisers
+def initializer(config: Init, num_in: int, scale: float = 1.0) -> Callable[..., jax.Array]:
+    """`(key, shape, dtype) -> array`; the first `num_in` dimensions are contracted with the input."""
+
+    def init(key: jax.Array, shape: tuple[int, ...], dtype=jnp.float32) -> jax.Array:
+        return scale * _DRAW[config.kind](config, key, shape, num_in).astype(dtype)
+
+    return init
+
+
+def _normal(config: NormalInit, key, shape, num_in):
+    return config.stddev * jax.random.normal(key, shape)
+
+
+def _xavier(config: XavierInit, key, shape, num_in):
+    fan_in, fan_out = math.prod(shape[:num_in]), math.prod(shape[num_in:])
+    bound = config.gain * math.sqrt(6.0 / (fan_in + fan_out))
+    return jax.random.uniform(key, shape, minval=-bound, maxval=bound)
+
+
+def _fan_in(config: FanInInit, key, shape, num_in):
+    # 0.8796...: standard deviation of a standard normal cut at +-2, divided out to keep the stated variance.
+    stddev = math.sqrt(config.scale / math.prod(shape[:num_in])) / 0.87962566103423978
+    return stddev * jax.random.truncated_normal(key, -2.0, 2.0, shape)
+
+
+_DRAW = {"normal": _normal, "xavier": _xavier, "fan_in": _fan_in}

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxformer.config import Init, MoeConfig
-from jaxformer.layers.initializers import initializer
-from jaxformer.layers.linear import Linear, Runtime, weight_param
+from jaxformer.layers.linear import Linear, Runtime, initializer, weight_param
 from jaxformer.ops.elementwise import ACTIVATIONS
 from jaxformer.ops.experts import apply_experts, route_tokens, router_losses
 from jaxformer.ops.weights import Weight

@@ -12,8 +12,7 @@ from flax import linen as nn
 
 from jaxformer.config import Init, InitConfig, RecurrentConfig
 from jaxformer.layers.block import Context
-from jaxformer.layers.initializers import initializer
-from jaxformer.layers.linear import Linear, Runtime
+from jaxformer.layers.linear import Linear, Runtime, initializer
 from jaxformer.ops.elementwise import dropout, split_key
 from jaxformer.ops.recurrence import NUM_GATES, RecurrentState, empty_state, recur
 from jaxformer.sharding import constrain

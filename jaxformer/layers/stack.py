@@ -15,8 +15,7 @@ from flax import linen as nn
 from jaxformer.config import InitConfig, ModelConfig, StackConfig
 from jaxformer.layers.attention import KeysValues
 from jaxformer.layers.block import Block, Context, LayerCache
-from jaxformer.layers.initializers import initializer
-from jaxformer.layers.linear import Norm, Runtime
+from jaxformer.layers.linear import Norm, Runtime, initializer
 from jaxformer.ops.biases import BucketedBias
 from jaxformer.ops.elementwise import split_key
 from jaxformer.typing import Params

@@ -22,7 +22,7 @@ from jaxformer.config import (
     TransformConfig,
 )
 from jaxformer.layers import abstract_params, init_params, num_params
-from jaxformer.layers.initializers import initializer
+from jaxformer.layers.linear import initializer
 from jaxformer.models import preset
 from jaxformer.models.gpt2 import gpt2
 from jaxformer.models.llama import llama
