@@ -116,7 +116,7 @@ def test_causal_targets_spell_the_document_once(text, length):
 
 def test_seq2seq_shifts_targets_and_ends_both_sides(make_config):
     cfg = make_config(objective=Seq2Seq(input_length=3), length=4).data
-    (piece,) = seq2seq_pieces({"inputs": [10, 11, 2], "targets": [20, 21, 22]}, cfg, Special(1, 3, (2, 4)))
+    (piece,) = seq2seq_pieces({"inputs": [10, 11, 2], "targets": [20, 21, 22]}, cfg, SpecialTokens(1, 3, (2, 4)))
     assert piece.inputs.tolist() == [10, 11, 2]
     assert piece.tokens.tolist() == [3, 20, 21, 22]
     assert piece.targets.tolist() == [20, 21, 22, 2]
@@ -125,4 +125,4 @@ def test_seq2seq_shifts_targets_and_ends_both_sides(make_config):
 @pytest.mark.parametrize(("inputs", "targets"), [([10] * 4, [20]), ([10], [20] * 4)])
 def test_seq2seq_leaves_out_what_does_not_fit(make_config, inputs, targets):
     cfg = make_config(objective=Seq2Seq(input_length=3), length=4).data
-    assert seq2seq_pieces({"inputs": inputs, "targets": targets}, cfg, Special(1, 1, (2,))) == []
+    assert seq2seq_pieces({"inputs": inputs, "targets": targets}, cfg, SpecialTokens(1, 1, (2,))) == []
