@@ -142,63 +142,63 @@ def read_rope(fields: Fields, context_length: int, theta: float = 10_000.0, laye
     Args:
       layers: the key in `rope_parameters` of models with different positions per kind of layer.
     """
-    given = fields.take("rope_parameters", None)
+    options = fields.take("rope_parameters", None)
     older = fields.take("rope_scaling", None)
     base = fields.take("rope_theta", theta)
-    for name, value in (("rope_parameters", given), ("rope_scaling", older)):
+    for name, value in (("rope_parameters", options), ("rope_scaling", older)):
         if not isinstance(value, dict | None):
             raise UserError(f"{fields.where}: {name} = {value!r} must be an object")
-    if given is None:
-        given = dict(older or {})
-    elif layers is not None and any(isinstance(value, dict) for value in given.values()):
-        given = given.get(layers) or {}
-    given = {name: value for name, value in given.items() if value is not None}
-    kind = given.pop("rope_type", given.pop("type", "default"))
-    given.pop("type", None)
-    fraction = given.pop("partial_rotary_factor", fields.take("partial_rotary_factor", 1.0))
-    base = given.pop("rope_theta", base)
+    if options is None:
+        options = dict(older or {})
+    elif layers is not None and any(isinstance(value, dict) for value in options.values()):
+        options = options.get(layers) or {}
+    options = {name: value for name, value in options.items() if value is not None}
+    kind = options.pop("rope_type", options.pop("type", "default"))
+    options.pop("type", None)
+    fraction = options.pop("partial_rotary_factor", fields.take("partial_rotary_factor", 1.0))
+    base = options.pop("rope_theta", base)
     if not isinstance(kind, str) or kind not in _SCALINGS:
         raise UserError(f"{fields.where}: rope_type = {kind!r} is not supported; there are: {', '.join(_SCALINGS)}")
     try:
-        scaling = _SCALINGS[kind](given, context_length)
+        scaling = _SCALINGS[kind](options, context_length)
     except KeyError as missing:
         raise UserError(f"{fields.where}: rope parameter {missing} is missing with rope_type '{kind}'") from None
-    if given:
-        raise UserError(f"{fields.where}: rope parameters not understood with rope_type {kind!r}: {given}")
+    if options:
+        raise UserError(f"{fields.where}: rope parameters not understood with rope_type {kind!r}: {options}")
     return Rope(theta=base, fraction=fraction, scaling=scaling)
 
 
-def _no_scaling(given: dict[str, Any], context_length: int) -> None:
-    given.pop("factor", None)
+def _no_scaling(options: dict[str, Any], context_length: int) -> None:
+    options.pop("factor", None)
 
 
-def _linear(given: dict[str, Any], context_length: int) -> RopeScaling:
-    return LinearScaling(factor=given.pop("factor"))
+def _linear(options: dict[str, Any], context_length: int) -> RopeScaling:
+    return LinearScaling(factor=options.pop("factor"))
 
 
-def _dynamic(given: dict[str, Any], context_length: int) -> RopeScaling:
-    original = given.pop("original_max_position_embeddings", context_length)
-    return DynamicNtkScaling(factor=given.pop("factor"), original_length=original)
+def _dynamic(options: dict[str, Any], context_length: int) -> RopeScaling:
+    original = options.pop("original_max_position_embeddings", context_length)
+    return DynamicNtkScaling(factor=options.pop("factor"), original_length=original)
 
 
-def _bands(given: dict[str, Any], context_length: int) -> RopeScaling:
+def _bands(options: dict[str, Any], context_length: int) -> RopeScaling:
     return BandScaling(
-        factor=given.pop("factor"),
-        low_factor=given.pop("low_freq_factor"),
-        high_factor=given.pop("high_freq_factor"),
-        original_length=given.pop("original_max_position_embeddings"),
+        factor=options.pop("factor"),
+        low_factor=options.pop("low_freq_factor"),
+        high_factor=options.pop("high_freq_factor"),
+        original_length=options.pop("original_max_position_embeddings"),
     )
 
 
-def _yarn(given: dict[str, Any], context_length: int) -> RopeScaling:
-    original = given.pop("original_max_position_embeddings", context_length)
+def _yarn(options: dict[str, Any], context_length: int) -> RopeScaling:
+    original = options.pop("original_max_position_embeddings", context_length)
     return YarnScaling(
-        factor=given.pop("factor"),
+        factor=options.pop("factor"),
         original_length=original,
-        fast_turns=given.pop("beta_fast", 32.0),
-        slow_turns=given.pop("beta_slow", 1.0),
-        magnitude=given.pop("attention_factor", None),
-        whole_channels=given.pop("truncate", True),
+        fast_turns=options.pop("beta_fast", 32.0),
+        slow_turns=options.pop("beta_slow", 1.0),
+        magnitude=options.pop("attention_factor", None),
+        whole_channels=options.pop("truncate", True),
     )
 
 

@@ -80,8 +80,8 @@ def _read_gemma3(fields: Fields, files: ModelFiles) -> ModelConfig:
     period = fields.take("sliding_window_pattern", fields.take("_sliding_window_pattern", 6))
     mostly = [(i + 1) % period != 0 for i in range(shared["num_layers"])]
     theta = fields.take("rope_local_base_freq", 10_000.0)
-    given = fields.take("rope_parameters", None)
-    local_rope = Rope(theta=theta) if given is None else read_rope(fields, length, theta, "sliding_attention")
+    rope_parameters = fields.take("rope_parameters", None)
+    local_rope = Rope(theta=theta) if rope_parameters is None else read_rope(fields, length, theta, "sliding_attention")
     return gemma3(
         **shared,
         rope=read_rope(fields, length, 1e6, "full_attention"),

@@ -14,7 +14,6 @@ from jaxformer.sharding import make_mesh, param_shardings
 MESHES = {
     "fsdp and tensor": MeshConfig(data=1, fsdp=4, tensor=2),
     "data and tensor": MeshConfig(data=4, tensor=2),
-    "fsdp": MeshConfig(data=1, fsdp=8),
     "tensor": MeshConfig(data=4, fsdp=1, tensor=2),
 }
 # Both ways a shard reaches its device: small ones at once, large ones layer by layer.
@@ -28,7 +27,6 @@ WHOLE, BY_LAYERS = directory.STAGED_BYTES, 0
         ("mixtral", "fsdp and tensor", WHOLE),
         ("modernbert", "fsdp and tensor", WHOLE),
         ("bart", "tensor", WHOLE),
-        ("qwen3-moe", "fsdp", BY_LAYERS),
         ("gpt2", "fsdp and tensor", BY_LAYERS),
     ],
     ids=str,

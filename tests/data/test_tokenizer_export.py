@@ -62,7 +62,9 @@ CONVERTED = {name: HuggingFace(huggingface_files(tokenizer, "decoder-only")) for
 
 # ---------------------------------------------------------------- the same ids
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("file", ["argparse.py", "json/encoder.py", "_pydecimal.py", "html/entities.py"])
+@pytest.mark.parametrize(
+    "file", ["json/encoder.py", "html/entities.py", pytest.param("_pydecimal.py", marks=pytest.mark.slow)]
+)
 def test_documents_and_their_lines(name, file):
     text = (LIBRARY / file).read_text(encoding="utf-8")
     texts = [text, *text.split("\n"), *AWKWARD]

@@ -89,16 +89,12 @@ def test_the_zoo_the_presets_and_the_samples_have_it(package):
     assert found["row"] == "| The sibling | decoder-only | sibling-tiny | 0.00603M | - | - | sibling | causal |"
 
 
-# The slow ones import torch and transformers.
 DISCOVERED = {
     "models/test_presets.py": {
         "test_the_parameter_count_is_the_published_one[sibling-tiny]",
         "test_every_preset_is_valid_and_storable[sibling-tiny]",
     },
-    "zoo/test_preset_structures.py": {
-        "test_parameters_have_the_same_names_and_axes[sibling]",
-        "test_configs_differ_in_numbers_only[sibling]",
-    },
+    "zoo/test_preset_structures.py": {"test_configs_differ_in_numbers_only[sibling]"},
     "zoo/test_parity.py": {"test_right_padded_rows[sibling]", "test_left_padded_rows[sibling]"},
     "zoo/test_cached.py": {"test_cached_logits_equal_the_full_forward_in_every_layout[sibling]"},
     "convert/test_formats.py": {
@@ -107,16 +103,13 @@ DISCOVERED = {
         "test_every_preset_has_a_format_that_says_it_all[sibling-tiny]",
     },
 }
-SLOW = ("zoo/test_parity.py", "zoo/test_cached.py", "convert/test_formats.py")
 
 
-@pytest.mark.parametrize(
-    "files", [[file for file in DISCOVERED if file not in SLOW], pytest.param(SLOW, marks=pytest.mark.slow)], ids=len
-)
-def test_the_tests_discover_it(files, package):
+@pytest.mark.slow  # imports torch and transformers in another process
+def test_the_tests_discover_it(package):
     """They cover what every family must do, without a change to them."""
     options = ("-q", "-n", "0", "--collect-only", "-k", "sibling", "-p", "no:cacheprovider")
-    paths = [str(TESTS / file) for file in files]
+    paths = [str(TESTS / file) for file in DISCOVERED]
     output = run(package, "-m", "pytest", *options, "-c", str(TESTS.parent / "pyproject.toml"), *paths)
     collected = {line.rpartition("::")[2] for line in output.splitlines() if "::" in line}
-    assert set().union(*(DISCOVERED[file] for file in files)) <= collected
+    assert set().union(*DISCOVERED.values()) <= collected

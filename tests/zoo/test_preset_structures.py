@@ -45,6 +45,7 @@ def _without_other_heads(tree: dict[str, Any], name: str, config: ModelConfig) -
     return {key: value for key, value in tree.items() if key not in left_out}
 
 
+@pytest.mark.slow  # follows from equal configs
 @pytest.mark.parametrize("name", SAMPLES)
 def test_parameters_have_the_same_names_and_axes(name, pair_of):
     published, config = SAMPLES[name].preset, pair_of(name).config
