@@ -1,0 +1,64 @@
+"""Run directories: paths that may be a bucket's, files that are complete or as they were, one process that writes."""
+
+import pytest
+
+from jaxformer import hosts
+from jaxformer.checkpoint import _absolute
+from jaxformer.errors import UserError
+from jaxformer.rundir import RunDir, new_directory, write_file
+
+
+def test_paths_of_a_bucket_stay_as_they_are():
+    """A local path library would make gs:/bucket of gs://bucket, below the current directory."""
+    run_dir = RunDir("gs://bucket/runs/a")
+    assert str(run_dir.metrics) == "gs://bucket/runs/a/metrics.jsonl"
+    assert str(_absolute(run_dir.checkpoints)) == "gs://bucket/runs/a/checkpoints"
+    run_dir.check_writable()
+
+
+def test_relative_paths_become_absolute_for_checkpoints(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert str(_absolute(RunDir("runs/a").checkpoints)) == str(tmp_path / "runs" / "a" / "checkpoints")
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path, monkeypatch):
+    write_file(tmp_path / "a", b"old")
+    with monkeypatch.context() as patch:
+        patch.setattr(type(RunDir(tmp_path).path), "replace", _fail)
+        with pytest.raises(OSError, match="full"):
+            write_file(tmp_path / "a", b"new")
+    assert (tmp_path / "a").read_bytes() == b"old"
+    write_file(tmp_path / "a", b"new")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"a": b"new"}
+
+
+def _fail(*args):
+    raise OSError("disk full")
+
+
+def test_only_the_main_process_writes(tmp_path, monkeypatch):
+    monkeypatch.setattr(hosts, "is_main", lambda: False)
+    write_file(tmp_path / "a", b"x")
+    RunDir(tmp_path / "run").make()
+    RunDir(tmp_path).write_evaluation(1, {"loss": 2.0})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_new_directory_appears_complete_or_not_at_all(tmp_path):
+    with pytest.raises(ZeroDivisionError), new_directory(tmp_path / "deep" / "run") as partial:
+        (partial / "file").write_text("x")
+        raise ZeroDivisionError
+    assert not list(tmp_path.iterdir())
+    with new_directory(tmp_path / "run") as partial:
+        (partial / "file").write_text("x")
+        assert not (tmp_path / "run").exists()
+    assert (tmp_path / "run" / "file").read_text() == "x"
+    with pytest.raises(UserError, match="exists and is not empty"), new_directory(tmp_path / "run"):
+        pass
+
+
+def test_one_process_agrees_with_itself():
+    assert hosts.any_process(True)
+    assert not hosts.any_process(False)
+    assert (hosts.process_index(), hosts.process_count()) == (0, 1)
+    hosts.wait_for_all("here")
