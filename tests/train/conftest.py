@@ -83,11 +83,25 @@ def make_batch() -> Callable[..., Batch]:
     return make
 
 
+RESULTS: dict[tuple[RunConfig, int, int], tuple[TrainState, list[dict[str, float]]]] = {}
+
+
 @pytest.fixture
 def run_steps(make_batch) -> Callable[..., tuple[TrainState, list[dict[str, float]]]]:
-    """Train from scratch on the mesh of the config; the final state and each step's metrics."""
+    """Train from scratch on the mesh of the config; the final state and each step's metrics.
 
-    def run(config: RunConfig, num_steps: int = 2, num_devices: int = 1) -> tuple[TrainState, list[dict[str, float]]]:
+    The same run is not made twice, unless `again` asks for it.
+    """
+
+    def run(
+        config: RunConfig, num_steps: int = 2, num_devices: int = 1, again: bool = False
+    ) -> tuple[TrainState, list[dict[str, float]]]:
+        name = (config, num_steps, num_devices)
+        if again or name not in RESULTS:
+            RESULTS[name] = train_steps(*name)
+        return RESULTS[name]
+
+    def train_steps(config: RunConfig, num_steps: int, num_devices: int) -> tuple[TrainState, list[dict[str, float]]]:
         program = train_program(config, jax.devices()[:num_devices])
         state, history = program.init(), []
         with jax.set_mesh(program.mesh):

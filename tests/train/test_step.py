@@ -117,7 +117,7 @@ def test_z_loss_and_label_smoothing_reach_the_loss(make_config, run_steps):
 
 def test_dropout_follows_the_step_and_the_seed(make_config, run_steps):
     first = run_steps(make_config(dropout=0.2), 2)[1]
-    again = run_steps(make_config(dropout=0.2), 2)[1]
+    again = run_steps(make_config(dropout=0.2), 2, again=True)[1]
     other = run_steps(make_config(dropout=0.2, seed=1), 2)[1]
     assert first == again
     assert first[0]["loss"] != other[0]["loss"]
