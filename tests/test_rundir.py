@@ -45,9 +45,8 @@ def test_only_the_main_process_writes(tmp_path, monkeypatch):
 
 
 def test_a_new_directory_appears_complete_or_not_at_all(tmp_path):
-    with pytest.raises(ZeroDivisionError), new_directory(tmp_path / "deep" / "run") as partial:
-        (partial / "file").write_text("x")
-        raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError):
+        _interrupted_directory(tmp_path / "deep" / "run")
     assert not list(tmp_path.iterdir())
     with new_directory(tmp_path / "run") as partial:
         (partial / "file").write_text("x")
@@ -55,6 +54,12 @@ def test_a_new_directory_appears_complete_or_not_at_all(tmp_path):
     assert (tmp_path / "run" / "file").read_text() == "x"
     with pytest.raises(UserError, match="exists and is not empty"), new_directory(tmp_path / "run"):
         pass
+
+
+def _interrupted_directory(path) -> None:
+    with new_directory(path) as partial:
+        (partial / "file").write_text("x")
+        raise ZeroDivisionError
 
 
 def test_one_process_agrees_with_itself():
