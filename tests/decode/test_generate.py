@@ -179,11 +179,11 @@ def test_the_loop_updates_its_cache_in_place(run, num_rows, cache):
 
 
 @pytest.mark.parametrize(("platform", "is_cpu"), [("cpu", True), ("tpu", False)])
-def test_compiler_options_follow_the_platform_of_the_model(decoder_run, platform, is_cpu):
+def test_compiler_options_follow_the_platform(platform, is_cpu):
     """Not the backend of the process: a program may be compiled for devices that are not attached."""
-    model = decoder_run.model.clone(runtime=replace(decoder_run.model.runtime, platform=platform))
-    options = dict(loop._small_batch_options(model, decoder_run.params))
+    options = dict(token_loop_options(platform, num_rows=8, quantized=False))
     assert list(options) == (["xla_cpu_experimental_ynn_fusion_type"] if is_cpu else [])
+    assert not token_loop_options(platform, num_rows=128, quantized=False)
 
 
 def test_decode_asks_for_no_devices():
