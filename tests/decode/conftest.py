@@ -63,7 +63,11 @@ def untrained(model: ModelConfig) -> Run:
     return Run(config, Transformer(model), init_params(model, jax.random.key(7)), Bytes(), step=0)
 
 
-@pytest.fixture(scope="session", params=sorted(MODELS))
+@pytest.fixture(
+    scope="session",
+    # Learned positions are the simplest case of all; a release checks them too.
+    params=[pytest.param(name, marks=pytest.mark.slow if name == "learned" else ()) for name in sorted(MODELS)],
+)
 def run(request, run_of) -> Run:
     return run_of(request.param)
 

@@ -15,7 +15,7 @@ NUM_BEAMS, NEW = 4, 10
 THEIRS = {"heuristic": False, "exact": True, "never": "never"}
 
 
-@pytest.fixture(scope="module", params=["t5", "bart", "gpt2"])
+@pytest.fixture(scope="module", params=["t5", pytest.param("bart", marks=pytest.mark.slow), "gpt2"])
 def both(request, tmp_path_factory):
     """A random model of transformers, and the run with the same weights."""
     directory = tmp_path_factory.mktemp(request.param)

@@ -15,6 +15,7 @@ from jaxformer.decode.loop import Prompt, advance, prefill, token_step
 from jaxformer.decode.sampling import SamplingConfig
 from jaxformer.decode.slots import DecodeRequest, Slots, make_shape
 from jaxformer.errors import UserError
+from jaxformer.ops.cpu import token_loop_options
 from jaxformer.typing import tokens_from_ids
 
 PROMPTS = ["a", "def parse(", "some longer text", "b\nc"]

@@ -45,10 +45,15 @@ def test_accumulation_equals_the_whole_batch(parts, make_config, make_batch):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), found, expected)
 
 
+MESHES = [{"data": 8}, {"fsdp": 8, "data": 1}, {"tensor": 2, "data": 4}, {"fsdp": 2, "tensor": 2}]
+
+
 @pytest.mark.parametrize(
-    "sizes", [{"data": 8}, {"fsdp": 8, "data": 1}, {"tensor": 2, "data": 4}, {"fsdp": 2, "tensor": 2}]
+    ("shape", "sizes"),
+    [("decoder-only", sizes) for sizes in MESHES]
+    + [pytest.param("encoder-decoder", sizes, marks=pytest.mark.slow) for sizes in MESHES[:-1]]
+    + [("encoder-decoder", MESHES[-1])],
 )
-@pytest.mark.parametrize("shape", ["decoder-only", "encoder-decoder"])
 def test_eight_devices_equal_one(shape, sizes, make_config, run_steps):
     optim = OptimConfig(learning_rate=1e-2, weight_decay=0.1)
     _, one = run_steps(make_config(shape, optim=optim), num_steps=3)

@@ -38,7 +38,14 @@ def _outputs(model: Transformer, params: Params, tokens: Tokens, source: Tokens 
 DISTINCT = [name for name in SAMPLES if name not in ("mt5", "minilm") and not name.endswith(" classes")]
 
 
-@pytest.mark.parametrize("name", [*DISTINCT, "bert classes", *OWN])
+# One of each structure: grouped queries, experts, windows with soft-caps, a relative bias, an encoder, a recurrence.
+QUICK = {"llama", "mixtral", "gemma2", "t5", "bert classes", "lstm"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in (*DISTINCT, "bert classes", *OWN)],
+)
 def test_every_family_runs_and_stays_close(name, pair_of):
     if name in SAMPLES:
         run = pair_of(name).run
