@@ -151,11 +151,17 @@ def global_batch(batch: Batch, mesh: Mesh) -> Batch:
     return jax.tree.map(lambda rows: jax.make_array_from_process_local_data(sharding, rows), batch)
 
 
+def is_sharded() -> bool:
+    """Whether the program being traced is for a mesh of several devices."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return not mesh.empty and mesh.size > 1
+
+
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     """Pin the sharding of an activation; without a mesh in context, x unchanged."""
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.size == 1:
+    if not is_sharded():
         return x
+    mesh = jax.sharding.get_abstract_mesh()
     return jax.lax.with_sharding_constraint(x, partition_spec(axes, x.shape, mesh, "activation"))
 
 

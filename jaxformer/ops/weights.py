@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from jaxformer.ops import cpu
 from jaxformer.ops.axes import Axes, MatrixDims, inputs_first, weight_dims
-from jaxformer.sharding import constrain, partition_spec, path_name
+from jaxformer.sharding import constrain, is_sharded, partition_spec, path_name
 from jaxformer.typing import Array, Float, Int, Params, PyTree
 
 
@@ -49,7 +49,8 @@ class Dense(NamedTuple):
         # Inputs as one dimension: XLA might otherwise transpose the kernel to match the layout in which x was made.
         x = x.reshape(*x.shape[: x.ndim - num_in], -1)
         kernel = self.kernel.astype(x.dtype).reshape(-1, *outputs)
-        if platform == "cpu":
+        # A mesh of CPU devices only simulates accelerators, so it runs what they run.
+        if platform == "cpu" and not is_sharded():
             return cpu.flat_matmul(x, kernel, dtype)
         return jax.lax.dot_general(x, kernel, (((x.ndim - 1,), (0,)), ((), ())), preferred_element_type=dtype)
 
