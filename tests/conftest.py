@@ -18,11 +18,6 @@ FLAGS = {
     "--xla_backend_optimization_level": "0",
     "--xla_llvm_disable_expensive_passes": "true",
     "--xla_cpu_use_fusion_emitters": "false",
-    # Eight devices share the cores: on a busy machine the last of them may come to a collective minutes after the
-    # first, which XLA would take for a deadlock and end the process.
-    "--xla_cpu_collective_call_warn_stuck_timeout_seconds": "300",
-    "--xla_cpu_collective_call_terminate_timeout_seconds": "900",
-    "--xla_cpu_collective_timeout_seconds": "900",
 }
 CACHE = Path(tempfile.gettempdir()) / f"jaxformer-test-programs-{os.getuid()}"
 

@@ -49,7 +49,7 @@ class Dense(NamedTuple):
         # Inputs as one dimension: XLA might otherwise transpose the kernel to match the layout in which x was made.
         x = x.reshape(*x.shape[: x.ndim - num_in], -1)
         kernel = self.kernel.astype(x.dtype).reshape(-1, *outputs)
-        # A mesh of CPU devices only simulates accelerators, so it runs what they run.
+        # A mesh of CPU devices runs what accelerators run; flat products there made sharded steps deadlock in XLA.
         if platform == "cpu" and not is_sharded():
             return cpu.flat_matmul(x, kernel, dtype)
         return jax.lax.dot_general(x, kernel, (((x.ndim - 1,), (0,)), ((), ())), preferred_element_type=dtype)
