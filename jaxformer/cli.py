@@ -50,12 +50,12 @@ def _parser() -> argparse.ArgumentParser:
         return sub
 
     for name, run, help in (
-        ("train", _train, "train a config, or continue it, in its workdir"),
-        ("show", _show, "print the resolved config, parameters, shardings and bytes per device"),
-        ("prepare", _prepare, "tokenise and pack the data once, for random access afterwards"),
+        ("train", _train, "train a model from a config; resumes from the latest checkpoint in the workdir"),
+        ("show", _show, "print the resolved config, the parameters, their shardings and the memory per device"),
+        ("prepare", _prepare, "tokenize and pack the data once and store it for random access"),
     ):
         sub = command(name, run, help)
-        sub.add_argument("config", metavar="CONFIG", help="a Python file with a function config()")
+        sub.add_argument("config", metavar="CONFIG", help="a Python file that defines config()")
         _add_overrides(sub)
 
     sub = command("tokenizer", _tokenizer, "train a SentencePiece tokenizer on text files")
@@ -64,89 +64,124 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--out", required=True, metavar="FILE")
     sub.add_argument("--algorithm", choices=("unigram", "bpe"), default="unigram")
 
-    sub = command("evaluate", _evaluate, "print the held-out metrics of a run")
+    sub = command("evaluate", _evaluate, "compute the metrics of a run on its held-out data")
     sub.add_argument("path", metavar="RUN", help="a run directory or a Hugging Face directory")
-    sub.add_argument("--weights", choices=("int8",), help="measure with quantized weights too, and what they lose")
+    sub.add_argument("--weights", choices=("int8",), help="also evaluate with int8 weights and report the difference")
     _add_overrides(sub)
 
-    sub = command("generate", _generate, "continue prompts, or translate them with an encoder-decoder")
+    sub = command("generate", _generate, "generate text from prompts; encoder-decoders read the prompt as their source")
     sub.add_argument("path", metavar="RUN", help="a run directory or a Hugging Face directory")
     prompts = sub.add_mutually_exclusive_group(required=True)
-    prompts.add_argument("--prompt", action="append", metavar="TEXT", help="may be given several times")
-    prompts.add_argument("--input", metavar="FILE", help='JSON lines with "prompt" or "ids", and settings of their own')
-    sub.add_argument("--output", metavar="FILE", help="of --input: JSON lines in the same order; a stopped job goes on")
+    prompts.add_argument("--prompt", action="append", metavar="TEXT", help="a prompt; repeat the option for several")
+    prompts.add_argument(
+        "--input", metavar="FILE", help='JSON Lines with "prompt" or "ids" and optional per-line settings'
+    )
+    sub.add_argument("--output", metavar="FILE", help="JSON Lines in the order of --input; an interrupted job resumes")
     for name, (kind, metavar, help) in SETTINGS.items():
         sub.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=help)
-    sub.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be given several times")
-    sub.add_argument("--beams", type=int, default=1, metavar="N", help="beam search instead of choosing token by token")
-    sub.add_argument("--length-penalty", type=float, default=1.0, metavar="A", help="with beams; 0 for none")
-    sub.add_argument("--early-stopping", choices=("never", "heuristic", "exact"), default="heuristic")
-    sub.add_argument("--batch-size", type=int, default=32, metavar="N", help="rows decoded together")
-    sub.add_argument("--weights", choices=("int8",), help="keep matrices as whole numbers of 8 bits")
-    sub.add_argument("--cache", choices=("int8",), help="keep keys and values as whole numbers of 8 bits")
+    sub.add_argument(
+        "--stop", action="append", metavar="TEXT", help="stop before this text; repeat the option for several"
+    )
+    sub.add_argument(
+        "--beams", type=int, default=1, metavar="N", help="beam search with N beams; default: 1, no beam search"
+    )
+    sub.add_argument(
+        "--length-penalty",
+        type=float,
+        default=1.0,
+        metavar="A",
+        help="exponent of the length normalization of beam search; default: 1.0, 0 disables it",
+    )
+    sub.add_argument(
+        "--early-stopping",
+        choices=("never", "heuristic", "exact"),
+        default="heuristic",
+        help="when beam search stops; default: heuristic",
+    )
+    sub.add_argument(
+        "--batch-size", type=int, default=32, metavar="N", help="sequences decoded at the same time; default: 32"
+    )
+    sub.add_argument("--weights", choices=("int8",), help="quantize weights to int8")
+    sub.add_argument("--cache", choices=("int8",), help="quantize the KV cache to int8")
 
-    sub = command("import", _import, "make a run directory of a Hugging Face directory")
+    sub = command("import", _import, "convert a Hugging Face model to a run directory")
     sub.add_argument("source", metavar="HF_DIR", help="a directory with config.json and safetensors, or hf://org/name")
-    sub.add_argument("path", metavar="RUN", help="the run directory to make")
+    sub.add_argument("path", metavar="RUN", help="the run directory to create")
 
-    sub = command("export", _export, "make a Hugging Face directory of a run")
+    sub = command("export", _export, "convert a run to a Hugging Face model")
     sub.add_argument("path", metavar="RUN", help="a run directory")
-    sub.add_argument("target", metavar="HF_DIR", help="the directory to make")
-    sub.add_argument("--step", type=int, metavar="N", help="a checkpoint's step; default: the latest")
-    sub.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="default: as imported, or float32")
-    sub.add_argument("--model-type", metavar="NAME", help="such as llama; default: as imported, or whichever fits")
+    sub.add_argument("target", metavar="HF_DIR", help="the directory to create")
+    sub.add_argument("--step", type=int, metavar="N", help="step of the checkpoint; default: the latest")
+    sub.add_argument(
+        "--dtype",
+        choices=("float32", "float16", "bfloat16"),
+        help="dtype of the weights; default: the imported dtype, otherwise float32",
+    )
+    sub.add_argument(
+        "--model-type",
+        metavar="NAME",
+        help="Hugging Face model type, for example llama; default: the imported type, otherwise the first that fits",
+    )
 
-    sub = command("zoo", _zoo, "print the families, their published sizes and their parity with transformers")
-    sub.add_argument("--markdown", action="store_true", help="as a Markdown table, the one in the README")
-    sub.add_argument("--measure", action="store_true", help="measure everything anew first; needs the test extra")
+    sub = command("zoo", _zoo, "list the model families, their presets and their parity with transformers")
+    sub.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+    sub.add_argument("--measure", action="store_true", help="measure the parity again first; needs the test extra")
 
-    sub = command("bench", _bench, "measure training, input or decoding speed on this machine")
+    sub = command("bench", _bench, "benchmark training, the input pipeline or decoding on this machine")
     sub.add_argument("what", choices=("train", "data", "decode"))
     sub.add_argument(
         "--config",
         metavar="CONFIG",
-        help="of train and data: a Python file with a function config(); default: as documented",
+        help="for train and data: a Python file that defines config(); default: a small built-in config",
     )
-    sub.add_argument("--repeats", type=int, default=5, metavar="N", help="the best of this many is reported")
+    sub.add_argument(
+        "--repeats",
+        type=int,
+        default=5,
+        metavar="N",
+        help="number of repetitions; the best one is reported; default: 5",
+    )
     for name, (kind, help) in CASE.items():
-        sub.add_argument(f"--{name}", type=kind, metavar=kind.__name__.upper(), help=f"of decode: {help}")
+        sub.add_argument(f"--{name}", type=kind, metavar=kind.__name__.upper(), help=f"for decode: {help}")
     _add_overrides(sub)
     return parser
 
 
 # Settings of `generate`: type, placeholder, help.
 SETTINGS = {
-    "max_new_tokens": (int, "N", "default 64"),
-    "temperature": (float, "T", "default 0, which takes the likeliest token"),
-    "top_k": (int, "K", "sample among the K likeliest tokens"),
-    "top_p": (float, "P", "sample among the likeliest tokens that reach probability P"),
-    "min_p": (float, "P", "sample among tokens at least P times as likely as the likeliest"),
-    "typical_p": (float, "P", "sample among the most typical tokens that reach probability P"),
-    "repetition_penalty": (float, "X", "above 1 makes tokens of prompt and output less likely"),
-    "frequency_penalty": (float, "X", "less for every time a token was generated"),
-    "presence_penalty": (float, "X", "less once for tokens that were generated"),
-    "no_repeat_ngram": (int, "N", "no sequence of N tokens twice"),
-    "min_new_tokens": (int, "N", "no end before"),
-    "forced_first": (int, "ID", "the first token, such as a target language"),
-    "num_samples": (int, "N", "outputs a prompt"),
-    "log_probs": (int, "N", "with --output: note log-probabilities, also of the N likeliest tokens"),
-    "seed": (int, "N", "default 0"),
+    "max_new_tokens": (int, "N", "maximum number of new tokens; default: 64"),
+    "temperature": (float, "T", "sampling temperature; default: 0 (greedy)"),
+    "top_k": (int, "K", "sample from the K most likely tokens"),
+    "top_p": (float, "P", "nucleus sampling: the smallest set of tokens with total probability P"),
+    "min_p": (float, "P", "drop tokens less likely than P times the most likely token"),
+    "typical_p": (float, "P", "locally typical sampling with total probability P"),
+    "repetition_penalty": (float, "X", "penalize tokens of the prompt and the output; default: 1.0 (off)"),
+    "frequency_penalty": (float, "X", "subtract X from the logit for every occurrence in the output"),
+    "presence_penalty": (float, "X", "subtract X from the logits of tokens that occur in the output"),
+    "no_repeat_ngram": (int, "N", "never repeat an n-gram of N tokens"),
+    "min_new_tokens": (int, "N", "suppress EOS for the first N tokens"),
+    "forced_first": (int, "ID", "id of the first token, for example a target language"),
+    "num_samples": (int, "N", "samples per prompt; default: 1"),
+    "log_probs": (int, "N", "with --output: write log-probabilities of the output and of the N most likely tokens"),
+    "seed": (int, "N", "random seed; default: 0"),
 }
 
 
-# What `bench decode` measures instead of its documented cases: type and help.
+# Options of `bench decode`, which replace its default cases: type and help.
 CASE = {
-    "preset": (str, "a model of the zoo, default gpt2-124m"),
-    "batch": (int, "rows, default 1"),
-    "prompt": (int, "tokens of each prompt, default 32"),
-    "new": (int, "tokens generated, default 64"),
-    "beams": (int, "default 1"),
-    "weights": (str, "int8 for quantized ones"),
+    "preset": (str, "preset of the zoo; default: gpt2-124m"),
+    "batch": (int, "batch size; default: 1"),
+    "prompt": (int, "prompt length in tokens; default: 32"),
+    "new": (int, "number of new tokens; default: 64"),
+    "beams": (int, "number of beams; default: 1"),
+    "weights": (str, "int8 to quantize the weights"),
 }
 
 
 def _add_overrides(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("overrides", metavar="key=value", nargs="*", help="such as train.steps=200")
+    parser.add_argument(
+        "overrides", metavar="key=value", nargs="*", help="config overrides, for example train.steps=200"
+    )
 
 
 def _train(args: argparse.Namespace) -> None:
@@ -190,9 +225,9 @@ def _generate(args: argparse.Namespace) -> None:
     from jaxformer.run import load
 
     if (args.input is None) != (args.output is None):
-        raise UserError("--input and --output go together: prompts from one file, answers to another")
+        raise UserError("--input and --output must be given together")
     if args.log_probs is not None and args.output is None:
-        raise UserError("--log-probs: only with --input and --output")
+        raise UserError("--log-probs needs --input and --output")
     settings = {name: getattr(args, name) for name in (*SETTINGS, "stop") if getattr(args, name) is not None}
     beams = {"num_beams": args.beams, "length_penalty": args.length_penalty, "early_stopping": args.early_stopping}
     run = load(args.path, weights=args.weights, cache=args.cache)
@@ -235,7 +270,7 @@ def _bench(args: argparse.Namespace) -> None:
     case = {name: getattr(args, name) for name in CASE if getattr(args, name) is not None}
     if args.what != "decode":
         if case:
-            raise UserError(f"--{next(iter(case))}: only of bench decode")
+            raise UserError(f"--{next(iter(case))} applies to bench decode only")
         print((bench_train if args.what == "train" else bench_data)(args.config, args.overrides, args.repeats))
         return
     if args.config is not None or args.overrides:

@@ -69,6 +69,7 @@ def test_a_run_directory_is_complete(finished):
     assert any(name.startswith("events") for name in os.listdir(finished / "tensorboard"))
 
 
+@pytest.mark.slow
 def test_stop_and_continue_equals_one_sitting(config_file, finished, tmp_path):
     workdir = tmp_path / "split"
     jaxformer("train", config_file, f"workdir={workdir}", "train.steps=4")
@@ -129,6 +130,7 @@ def test_quantized_weights_are_measured(finished):
     assert metrics["int8_heldout_loss"] == pytest.approx(metrics["heldout_loss"], rel=0.01)
 
 
+@pytest.mark.slow
 def test_generate_from_file_to_file_survives_an_interrupt(finished, tmp_path):
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps({"prompt": f"document {i}"}) + "\n" for i in range(3000)) + "no JSON\n")
@@ -156,11 +158,11 @@ def test_generate_from_file_to_file_survives_an_interrupt(finished, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--prompt", "a", "--output", "x"], "go together"),
+        (["--prompt", "a", "--output", "x"], "must be given together"),
         (["--input", "none.jsonl", "--output", "x.jsonl"], "none.jsonl: there is no such file"),
         (["--prompt", "a", "--top-p", "1.5"], "top_p=1.5: must be in (0, 1]"),
         (["--prompt", "a", "--beams", "2", "--temperature", "1"], "num_beams=2 with temperature=1.0"),
-        (["--prompt", "a", "--log-probs", "1"], "--log-probs: only with"),
+        (["--prompt", "a", "--log-probs", "1"], "--log-probs needs --input and --output"),
     ],
 )
 def test_mistakes_of_generate_are_one_clear_line(finished, arguments, expected):
@@ -169,6 +171,7 @@ def test_mistakes_of_generate_are_one_clear_line(finished, arguments, expected):
     assert "Traceback" not in message
 
 
+@pytest.mark.slow
 def test_the_second_start_compiles_nothing(finished, tmp_path):
     """Programs are kept in the user's cache directory, unless that is turned off."""
     arguments = ["generate", str(finished), "--prompt", "document", "--max-new-tokens", "5"]

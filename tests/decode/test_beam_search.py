@@ -13,6 +13,7 @@ from jaxformer.errors import UserError
 
 NUM_BEAMS, NEW = 4, 10
 THEIRS = {"heuristic": False, "exact": True, "never": "never"}
+QUICK = {("exact", 0.0), ("never", 2.0), ("heuristic", -1.0)}
 
 
 @pytest.fixture(scope="module", params=["t5", pytest.param("bart", marks=pytest.mark.slow), "gpt2"])
@@ -50,16 +51,24 @@ def transformers_search(model, prompt, **settings):
     return [row[: row.index(eos)] if eos in row else row for row in rows], found.sequences_scores.numpy()
 
 
-def test_fifty_prompts_in_one_call(both):
+@pytest.mark.parametrize("num_prompts", [12, pytest.param(50, marks=pytest.mark.slow)])
+def test_many_prompts_in_one_call(both, num_prompts):
     model, run = both
-    for prompt, ours in zip(prompts(50), jf.search(run, prompts(50), NEW, num_beams=NUM_BEAMS), strict=True):
+    found = jf.search(run, prompts(num_prompts), NEW, num_beams=NUM_BEAMS)
+    for prompt, ours in zip(prompts(num_prompts), found, strict=True):
         rows, scores = transformers_search(model, prompt)
         assert [found.output for found in ours] == rows
         np.testing.assert_allclose([found.score for found in ours], scores, atol=1e-4)
 
 
-@pytest.mark.parametrize("early_stopping", sorted(THEIRS))
-@pytest.mark.parametrize("length_penalty", [0.0, 2.0, -1.0])
+@pytest.mark.parametrize(
+    ("early_stopping", "length_penalty"),
+    [
+        pytest.param(rule, penalty, marks=() if (rule, penalty) in QUICK else pytest.mark.slow)
+        for rule in sorted(THEIRS)
+        for penalty in (0.0, 2.0, -1.0)
+    ],
+)
 def test_every_rule_of_ending_and_of_length(both, early_stopping, length_penalty):
     model, run = both
     settings = {"length_penalty": length_penalty}
@@ -82,6 +91,7 @@ def test_one_beam_is_greedy(both):
     assert [hypotheses[0].output for hypotheses in found] == jf.generate(run, prompts(5), NEW)
 
 
+@pytest.mark.slow
 def test_a_prompt_s_beams_do_not_depend_on_its_neighbours(both):
     _, run = both
     together = jf.search(run, prompts(5), NEW, num_beams=3)

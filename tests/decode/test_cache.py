@@ -61,7 +61,7 @@ def _prefill_in_chunks(run: Run, ids: np.ndarray, lengths: np.ndarray, size: int
     return rows, logits_BV
 
 
-@pytest.mark.parametrize("size", [20, WINDOW + 1, WINDOW, 2])
+@pytest.mark.parametrize("size", [20, WINDOW + 1, pytest.param(WINDOW, marks=pytest.mark.slow), 2])
 def test_chunks_of_any_size_give_the_full_forward(ring_run, size):
     """Rows that end in an earlier chunk do not change; then all rows go twice around the ring."""
     model, params = ring_run.decoding
@@ -86,7 +86,7 @@ def _check_close(found: np.ndarray, wanted: np.ndarray, tolerance: float = 1e-5)
     np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("size", [WINDOW + 1, 2])
+@pytest.mark.parametrize("size", [WINDOW + 1, pytest.param(2, marks=pytest.mark.slow)])
 def test_int8_chunks_equal_one_prefill(ring_run, size):
     """The order of summation may change the rounding of a value by one step."""
     run = with_cache(ring_run, "int8")
@@ -134,7 +134,7 @@ def _logits(run: Run, prompts: list[list[int]], capacity: int) -> np.ndarray:
     return np.asarray(prefill_in_chunks(*run.decoding, make_prompt(run, prompts, len(prompts)), capacity)[1])
 
 
-@pytest.mark.parametrize("part", [8, 16])
+@pytest.mark.parametrize("part", [8, pytest.param(16, marks=pytest.mark.slow)])
 def test_prefill_in_chunks_changes_nothing(run, part, monkeypatch):
     """Rows end within the first chunk, at its end, and near a capacity that is no multiple of a chunk."""
     prompts = [[*IDS[i], *IDS[i]][:n] for i, n in enumerate((3, 8, 20, 23))]
@@ -190,7 +190,7 @@ def test_int8_has_one_scale_per_head_and_token(ring_run):
             assert (part.scales.shape, part.scales.dtype) == ((3, 2, size, 1), jnp.float32)
 
 
-@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("window", [pytest.param(None, marks=pytest.mark.slow), 3])
 def test_attention_over_int8_is_attention_over_rounded_keys_and_values(window):
     """A softmax over all rounded keys in NumPy, against a cache that is filled in chunks and token by token."""
     rng, T = np.random.default_rng(0), 9
@@ -233,6 +233,7 @@ def test_int8_logits_are_close_to_float_logits(run):
     assert 0.0 < distance < 0.05
 
 
+@pytest.mark.slow
 def test_int8_rows_do_not_depend_on_their_batch(ring_run):
     run = with_cache(ring_run, "int8")
     prompts = [IDS[i, :n].tolist() for i, n in enumerate((3, 8, 13, 16))]

@@ -31,6 +31,20 @@ ENCODER_DECODER = [
 CASES = [("gpt2", *pair) for pair in BOTH_SHAPES] + [("t5", *pair) for pair in BOTH_SHAPES + ENCODER_DECODER]
 
 
+def _cases(quick: str) -> list:
+    """All cases; only those of one model, and those that the other does not have, are in the default run."""
+    return [
+        pytest.param(
+            name,
+            ours,
+            expected,
+            id=f"{name}-{'-'.join(ours)}",
+            marks=() if name == quick or "forced_first" in ours else pytest.mark.slow,
+        )
+        for name, ours, expected in CASES
+    ]
+
+
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
     """Random models of transformers, and the runs with the same weights."""
@@ -85,9 +99,7 @@ def plain(pairs, prompts) -> dict[str, list[list[int]]]:
     return {name: jf.generate(run, prompts, NEW, batch_size=8) for name, (_, run) in pairs.items()}
 
 
-@pytest.mark.parametrize(
-    ("name", "ours", "expected"), CASES, ids=[f"{name}-{'-'.join(ours)}" for name, ours, _ in CASES]
-)
+@pytest.mark.parametrize(("name", "ours", "expected"), _cases(quick="gpt2"))
 def test_greedy(pairs, prompts, plain, name, ours, expected):
     model, run = pairs[name]
     found = jf.generate(run, prompts, NEW, batch_size=8, **ours)
@@ -96,9 +108,7 @@ def test_greedy(pairs, prompts, plain, name, ours, expected):
     assert found != plain[name]
 
 
-@pytest.mark.parametrize(
-    ("name", "ours", "expected"), CASES, ids=[f"{name}-{'-'.join(ours)}" for name, ours, _ in CASES]
-)
+@pytest.mark.parametrize(("name", "ours", "expected"), _cases(quick="t5"))
 def test_beams(pairs, prompts, name, ours, expected):
     model, run = pairs[name]
     searched = jf.search(run, prompts, NEW, num_beams=NUM_BEAMS, batch_size=NUM_BEAMS * len(prompts), **ours)
@@ -109,6 +119,7 @@ def test_beams(pairs, prompts, name, ours, expected):
         np.testing.assert_allclose([hypothesis.score for hypothesis in found], scores, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_requests_with_filters_of_their_own_share_a_search(pairs, prompts):
     _, run = pairs["t5"]
     asked = [jf.Request(ids, **BOTH_SHAPES[i % len(BOTH_SHAPES)][0]) for i, ids in enumerate(prompts[:8])]

@@ -18,7 +18,7 @@ TEXTS = ["a", "def parse(", "b\nc"]
 IDS = np.random.default_rng(0).integers(3, 250, (3, 12)).astype(np.int32)
 
 
-@pytest.fixture(scope="module", params=["encoder-decoder", "rope"])
+@pytest.fixture(scope="module", params=["encoder-decoder", pytest.param("rope", marks=pytest.mark.slow)])
 def pair(request, run_of, tmp_path_factory) -> tuple[Run, Run]:
     """A run, and what is loaded of its directory as whole numbers."""
     run, directory = run_of(request.param), tmp_path_factory.mktemp("run")

@@ -38,7 +38,7 @@ SETTINGS = [
 ]
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=["encoder-decoder", pytest.param("decoder", marks=pytest.mark.slow)])
 def small_run(request, make_run) -> Run:
     return make_run(MODELS[request.param]())
 
@@ -54,7 +54,9 @@ def on(mesh: Mesh | None, run: Run, weights: str | None = None, cache: str = "dt
     return Run(run.config, model, params, run.tokenizer, 0, mesh)
 
 
-@pytest.mark.parametrize("sizes", MESHES)
+@pytest.mark.parametrize(
+    "sizes", [pytest.param(sizes, marks=() if "fsdp" in sizes else pytest.mark.slow) for sizes in MESHES]
+)
 def test_a_mesh_gives_the_results_of_one_device(small_run, sizes):
     both = on(None, small_run), on(make_mesh(MESHES[sizes], jax.devices()), small_run)
     _check_greedy(*both)
@@ -63,6 +65,7 @@ def test_a_mesh_gives_the_results_of_one_device(small_run, sizes):
     _check_scores(*both, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_int8_on_a_mesh_gives_the_results_of_one_device(small_run):
     """Another order of summation may change the rounding of a key, so that scores differ by a step."""
     storage = {"weights": "int8", "cache": "int8"}
@@ -122,8 +125,14 @@ def _check_split(slots: Slots, ways: int, tensor: int) -> None:
             assert leaf.sharding.shard_shape(leaf.shape) == (rows // ways, heads // tensor, *rest)
 
 
-@pytest.mark.parametrize("cache", ["dtype", "int8"])
-@pytest.mark.parametrize("kind", [*MODELS, "ring"])
+@pytest.mark.parametrize(
+    ("kind", "cache"),
+    [("ring", "int8"), ("encoder-decoder", "dtype")]
+    + [
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in (("ring", "dtype"), ("encoder-decoder", "int8"), ("decoder", "dtype"), ("decoder", "int8"))
+    ],
+)
 def test_caches_are_split_by_rows_and_heads(kind, cache, make_run, ring_run):
     """After the prefill of a whole batch, after it advances, and after a slot is refilled."""
     run = ring_run if kind == "ring" else make_run(MODELS[kind]())

@@ -19,7 +19,7 @@ PROMPTS = ["a", "def parse(", "some longer text", "b\nc"]
 WIDTH = 32
 
 
-@pytest.fixture(scope="module", params=["elman", "lstm"])
+@pytest.fixture(scope="module", params=[pytest.param("elman", marks=pytest.mark.slow), "lstm"])
 def recurrent_run(request) -> Run:
     """Untrained, with weights so large that rounding does not decide which token is most likely."""
     model = rnn(cell=request.param, num_layers=2, embed_dim=24, dim=32, vocab_size=264, dropout=0.1)
@@ -62,7 +62,9 @@ def test_greedy_is_the_argmax_of_the_full_forward(recurrent_run):
     assert len({tuple(row) for row in outputs}) > 1, "equal rows prove little"
 
 
-@pytest.mark.parametrize("settings", [{}, {"temperature": 1.2, "top_k": 20, "top_p": 0.9}])
+@pytest.mark.parametrize(
+    "settings", [pytest.param({}, marks=pytest.mark.slow), {"temperature": 1.2, "top_k": 20, "top_p": 0.9}]
+)
 def test_a_recurrent_row_does_not_depend_on_its_batch(recurrent_run, settings):
     together = generate(recurrent_run, PROMPTS, max_new_tokens=12, seed=3, **settings)
     assert together == [generate(recurrent_run, [text], max_new_tokens=12, seed=3, **settings)[0] for text in PROMPTS]

@@ -51,6 +51,7 @@ def test_the_order_of_requests_changes_nothing(either_run, requests_and_outputs)
     assert jf.generate(either_run, asked[::-1], batch_size=8) == alone[::-1]
 
 
+@pytest.mark.slow
 def test_fewer_slots_change_nothing(decoder_run):
     asked = prompts(MANY, longest=16)
     first = jf.generate(decoder_run, asked, max_new_tokens=8, batch_size=8)
@@ -188,6 +189,7 @@ def compiled():
     jax.monitoring.unregister_event_duration_listener(note)
 
 
+@pytest.mark.slow
 def test_a_thousand_prompts_compile_few_programs(decoder_run, compiled):
     run = jf.Run(
         decoder_run.config, decoder_run.model.clone(name="fresh"), decoder_run.params, decoder_run.tokenizer, 0

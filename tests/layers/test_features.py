@@ -49,6 +49,7 @@ def scanned(sparse, params_of):
     return value, gradients
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNTIMES)
 def test_runtime_changes_neither_loss_nor_gradients(sparse, params_of, scanned, name):
     """With dropout and the router's loss; the router and the shared bias are among the gradients."""
@@ -74,6 +75,7 @@ def _loss_and_gradients(config, params, runtime):
     return run(used)
 
 
+@pytest.mark.slow
 def test_a_stack_is_its_blocks_one_by_one(sparse, params_of):
     """The first layer, then a b a b a; all with the same bias; the router's loss is the mean over layers with one."""
     params, stack = params_of(sparse), sparse.decoder
@@ -95,6 +97,7 @@ def test_a_stack_is_its_blocks_one_by_one(sparse, params_of):
     assert float(router) == pytest.approx(float(jnp.stack(losses).mean()), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_unstacked_parameters_and_pieces_give_the_whole(sparse, params_of):
     """Without padding, three tokens and three more behind a cache: biases and windows follow the offset."""
     model, params, tokens = Transformer(sparse), params_of(sparse), tokens_from_ids(jnp.array(IDS))

@@ -18,7 +18,14 @@ T, S = 10, 7
 
 
 # ---------------------------------------------------------------- gradients
-@pytest.mark.parametrize("segments", [np.ones_like(SEGMENTS), SEGMENTS], ids=["one document", "packed"])
+# A packed row has its documents one after another, so that one document is a part of the packed case.
+DOCUMENTS = [
+    pytest.param(np.ones_like(SEGMENTS), id="one document", marks=pytest.mark.slow),
+    pytest.param(SEGMENTS, id="packed"),
+]
+
+
+@pytest.mark.parametrize("segments", DOCUMENTS)
 def test_a_decoder_is_influenced_by_what_it_may_see(mixed, params_of, segments):
     """Windows of three in three of five layers: what lies further back arrives through the other two."""
     found = _influence(mixed, params_of(mixed), "decoder", segments)
@@ -55,7 +62,7 @@ def test_a_target_is_influenced_by_its_own_source(pair, params_of):
     np.testing.assert_array_equal(found, SEGMENTS[0][:, None] == SOURCE_SEGMENTS[0])
 
 
-@pytest.mark.parametrize("segments", [np.ones_like(SEGMENTS), SEGMENTS], ids=["one document", "packed"])
+@pytest.mark.parametrize("segments", DOCUMENTS)
 def test_experts_and_biases_open_no_other_way(sparse, params_of, segments):
     """A shared bias, experts and windows behind a first layer that sees everything before it."""
     found = _influence(sparse, params_of(sparse), "decoder", segments)
@@ -76,6 +83,7 @@ def test_a_window_both_ways_reaches_as_far_as_its_layers(reader, params_of, num_
     np.testing.assert_array_equal(found, (away <= 2 * num_layers) & (SEGMENTS[0][:, None] == SEGMENTS[0]))
 
 
+@pytest.mark.slow
 def test_rows_that_share_experts_do_not_mix(sparse, params_of):
     """Tokens of all rows are sorted together: what comes back to a row must be its own."""
     x = _normal((3, T, 16))

@@ -25,7 +25,10 @@ RUNTIMES = {
 
 
 # ---------------------------------------------------------------- scan, unroll, remat
-@pytest.mark.parametrize("name", RUNTIMES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in ("unroll 2", "remat dots") else pytest.mark.slow) for name in RUNTIMES],
+)
 def test_runtime_changes_neither_loss_nor_gradients(mixed, params_of, scanned, name):
     """With dropout: the same key must reach the same layer, and reach it again when it is recomputed."""
     loss, gradients = _loss_and_gradients(mixed, params_of(mixed), RUNTIMES[name])

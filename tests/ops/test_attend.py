@@ -72,7 +72,21 @@ CASES = {
     "long queries, short source": (2, 2, 531, 9, Mask(kv_lengths=i32(5))),
     "short queries, long source": (2, 2, 5, 531, Mask(kv_lengths=i32(300))),
 }
-CELLS = list(itertools.product(sorted(KERNELS), CASES))
+# Combinations of cases that are in the default run by themselves.
+RARE = {
+    "odd lengths",
+    "segments both ways",
+    "window of itself",
+    "window both ways behind a cache",
+    "long window",
+    "long window both ways",
+    "more queries than keys in a window both ways",
+    "more keys than queries in a window both ways",
+}
+CELLS = [
+    pytest.param(*cell, marks=pytest.mark.slow if cell[1] in RARE else ())
+    for cell in itertools.product(sorted(KERNELS), CASES)
+]
 
 
 @pytest.mark.parametrize(("impl", "case"), CELLS)

@@ -19,6 +19,7 @@ GOLDEN = {
     "elman": [(5.577304, 0.157930), (5.587503, 0.154718), (5.580204, 0.157025)],
     "lstm": [(5.575615, 0.0852386), (5.576447, 0.0966125), (5.573633, 0.0994757)],
 }
+LSTM_FIRST = ["lstm", pytest.param("elman", marks=pytest.mark.slow)]
 MESHES = [{"data": 8}, {"fsdp": 8, "data": 1}, {"tensor": 8, "data": 1}, {"data": 2, "fsdp": 2, "tensor": 2}]
 
 
@@ -39,8 +40,14 @@ def test_golden_losses_of_a_cell(cell, recurrent_config, run_steps):
     np.testing.assert_allclose(found, GOLDEN[cell], rtol=2e-5)
 
 
-@pytest.mark.parametrize("sizes", MESHES, ids=lambda sizes: "-".join(f"{a}{n}" for a, n in sizes.items()))
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        pytest.param(sizes, id="-".join(f"{a}{n}" for a, n in sizes.items()), marks=pytest.mark.slow if i < 3 else ())
+        for i, sizes in enumerate(MESHES)
+    ],
+)
+@pytest.mark.parametrize("cell", LSTM_FIRST)
 def test_a_recurrent_model_on_eight_devices_equals_one(cell, sizes, recurrent_config, run_steps):
     """With an output projection, and with dropout: what is dropped must not depend on the mesh."""
     fields = {"dim": 32, "dropout": 0.2, "optim": OptimConfig(learning_rate=1e-2, weight_decay=0.1)}
@@ -52,7 +59,7 @@ def test_a_recurrent_model_on_eight_devices_equals_one(cell, sizes, recurrent_co
             np.testing.assert_allclose(a[name], b[name], rtol=3e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", LSTM_FIRST)
 def test_recurrent_gradients_on_eight_devices_equal_one(cell, recurrent_config, run_steps):
     """Under plain SGD with rate 1 the change of the parameters is the gradient."""
     optim = OptimConfig(algorithm={"kind": "sgd"}, learning_rate=1.0, clip_norm=None, schedule={"kind": "constant"})
@@ -62,6 +69,7 @@ def test_recurrent_gradients_on_eight_devices_equal_one(cell, recurrent_config, 
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), one.params, eight.params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_run_from_data_to_samples(cell, recurrent_config, tmp_path):
     """The whole loop: documents, training, evaluation, a checkpoint, and the same answers from it."""

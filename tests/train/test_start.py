@@ -105,8 +105,15 @@ def test_selectors_that_make_no_sense_are_named(freeze, message, make_config):
 
 
 # ---------------------------------------------------------------- training a part
-@pytest.mark.parametrize("freeze", [("embedding/*",), ALL_BUT_LAST_LAYER], ids=["embeddings", "last layer trained"])
-@pytest.mark.parametrize("kind", ["adamw", "muon"])
+@pytest.mark.parametrize(
+    ("kind", "freeze"),
+    [
+        pytest.param("adamw", ("embedding/*",), id="adamw-embeddings"),
+        pytest.param("muon", ALL_BUT_LAST_LAYER, id="muon-last layer trained"),
+        pytest.param("adamw", ALL_BUT_LAST_LAYER, id="adamw-last layer trained", marks=pytest.mark.slow),
+        pytest.param("muon", ("embedding/*",), id="muon-embeddings", marks=pytest.mark.slow),
+    ],
+)
 def test_frozen_parameters_stay_and_have_no_moments(freeze, kind, make_config, run_steps):
     optim = OptimConfig(algorithm={"kind": kind}, learning_rate=1e-2, ema_decay=0.9, weight_decay=0.1)
     config = make_config(optim=optim, train=TrainConfig(freeze=freeze))
@@ -134,6 +141,7 @@ def test_the_gradient_is_that_of_the_whole_model(make_config, run_steps):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), part.params, wanted)
 
 
+@pytest.mark.slow
 def test_a_part_trains_alike_on_eight_devices(make_config, run_steps):
     config = make_config(train=TrainConfig(freeze=ALL_BUT_LAST_LAYER), optim=OptimConfig(learning_rate=1e-2))
     _, one = run_steps(config)
@@ -144,7 +152,10 @@ def test_a_part_trains_alike_on_eight_devices(make_config, run_steps):
 
 
 # ---------------------------------------------------------------- starting from another run
-@pytest.mark.parametrize("freeze", [(), ALL_BUT_LAST_LAYER], ids=["everything", "last layer"])
+@pytest.mark.parametrize(
+    "freeze",
+    [pytest.param((), id="everything", marks=pytest.mark.slow), pytest.param(ALL_BUT_LAST_LAYER, id="last layer")],
+)
 def test_a_run_starts_from_another_and_resumes_without_it(trained, tmp_path, freeze):
     start = shutil.copytree(trained.workdir, tmp_path / "start")
     config = trained.replace(

@@ -39,7 +39,7 @@ DISTINCT = [name for name in SAMPLES if name not in ("mt5", "minilm") and not na
 
 
 # One of each structure: grouped queries, experts, windows with soft-caps, a relative bias, an encoder, a recurrence.
-QUICK = {"llama", "mixtral", "gemma2", "t5", "bert classes", "lstm"}
+QUICK = {"llama", "mixtral", "t5"}
 
 
 @pytest.mark.parametrize(
