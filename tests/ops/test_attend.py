@@ -103,7 +103,8 @@ def test_outputs_and_gradients_are_those_of_torch(visible, impl, case):
     judged = seen.any(-1)
     np.testing.assert_allclose(np.asarray(out)[judged], wanted[judged], atol=1e-5)
     for name, ours, theirs in zip("qkv", gradients, wanted_gradients, strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-5, err_msg=name)
+        # A gradient of v sums over all queries, so its rounding error grows with its entries.
+        np.testing.assert_allclose(ours, theirs, atol=1e-5 * max(1.0, np.abs(theirs).max()), err_msg=name)
 
 
 # ---------------------------------------------------------------- soft caps and biases
