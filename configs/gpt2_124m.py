@@ -3,7 +3,7 @@
     jaxformer show configs/gpt2_124m.py
     jaxformer train configs/gpt2_124m.py data.train.paths='["corpus/*.txt"]' data.heldout.paths='["heldout.txt"]'
 
-Hardware: made for one host with accelerators; we have not trained it, so no wall time and no metric are given.
+Hardware: for one host with accelerators. Wall time and metrics: unknown, we have not trained it.
 `show` was run on a laptop-size CPU machine.
 """
 

@@ -1,9 +1,9 @@
-"""Llama 3 8B, parameters split over 64 devices.
+"""Llama 3 8B with FSDP: parameters sharded over 64 devices.
 
     jaxformer show configs/llama3_8b.py
 
-Hardware: made for a slice of 64 or more accelerators; we have not trained it, so no wall time and no metric are
-given. `show` was run on a laptop-size CPU machine and allocates nothing.
+Hardware: for 64 accelerators. Wall time and metrics: unknown, we have not trained it. `show` was run on a laptop-size
+CPU machine; it allocates no arrays.
 """
 
 from jaxformer.config import Cosine, DataConfig, MeshConfig, OptimConfig, RunConfig, TextSource, TrainConfig

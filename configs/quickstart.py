@@ -1,4 +1,4 @@
-"""A small language model on the Python standard library's own source code.
+"""A small language model trained on the source code of the Python standard library.
 
     jaxformer train configs/quickstart.py
 

@@ -1,4 +1,4 @@
-"""An encoder-decoder that turns written dates of several languages into ISO form.
+"""An encoder-decoder that converts dates written in eight languages to ISO 8601.
 
     jaxformer train configs/quickstart_translate.py
 
@@ -39,7 +39,7 @@ def config() -> RunConfig:
             algorithm=AdamW(b1=0.9, b2=0.98, eps=1e-9),
             learning_rate=2e-3,
             schedule=InverseSqrt(warmup_steps=200),
-            ema_decay=0.98,  # in place of the paper's averaging of the last checkpoints
+            ema_decay=0.98,  # instead of averaging the last checkpoints, as arXiv:1706.03762 does
         ),
         train=TrainConfig(steps=800, label_smoothing=0.1),
         checkpoint=CheckpointConfig(every=400),

@@ -4,13 +4,13 @@
     run = jf.load("runs/quickstart")
     jf.generate(run, ["def parse("])
 
-Names are imported on first use, so that `jaxformer --help` does not wait for JAX.
+Names are imported on first use, so that `jaxformer --help` does not import JAX.
 """
 
 import importlib
 from typing import Any
 
-_HOMES = {
+_MODULES = {
     "Request": "jaxformer.decode.api",
     "Run": "jaxformer.run",
     "RunConfig": "jaxformer.config",
@@ -27,15 +27,15 @@ _HOMES = {
     "stream": "jaxformer.decode.api",
 }
 
-__all__ = sorted(_HOMES)
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'jaxformer' has no attribute '{name}'; there are: {', '.join(__all__)}")
     prepare_jax = importlib.import_module("jaxformer.startup").prepare_jax
     prepare_jax()
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -1,7 +1,7 @@
-"""Checkpoints: the only file that knows Orbax.
+"""Saving and restoring of checkpoints; no other module uses Orbax.
 
-A checkpoint is a step directory with the train state, the data position and the config. It appears under its
-name only when complete (Orbax renames a temporary directory), and is written while training continues.
+A checkpoint is a directory per step with the train state, the data position and the config. It is written while
+training continues, and atomically: Orbax renames a temporary directory when it is complete.
 """
 
 import logging
@@ -25,7 +25,7 @@ class Checkpoints:
     """The checkpoints of one run directory."""
 
     def __init__(self, run_dir: RunDir, config: RunConfig | None = None) -> None:
-        """Without a config the checkpoints are read-only."""
+        """Open the checkpoints for reading, and with a config also for writing."""
         logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax logs every phase of every save
         self.directory = _absolute(run_dir.checkpoints)
         self._best = None if config is None else config.checkpoint.best
@@ -39,10 +39,10 @@ class Checkpoints:
         position: Mapping[str, int],
         metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """Start writing; returns when the arrays are copied out, before they are on disk.
+        """Start to write a checkpoint; returns when the arrays are copied from the devices, before they are on disk.
 
         Args:
-          metrics: what was measured at this step; without `checkpoint.best` among them it cannot be the best.
+          metrics: values measured at this step; only steps with a value of `checkpoint.best` can be kept as best.
         """
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(state),
@@ -61,31 +61,35 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def restore(self, abstract: PyTree, step: int | None = None) -> tuple[PyTree, dict[str, int]]:
-        """State and data position; `abstract` gives shapes, dtypes and shardings, of any mesh."""
-        step = self._existing(step)
+        """Restore the state and the data position of a step, by default the latest.
+
+        Args:
+          abstract: shapes, dtypes and shardings; the mesh may differ from that of the run that saved the checkpoint.
+        """
+        step = self._find_step(step)
         items = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), data=ocp.args.JsonRestore())
-        restored = self._read(step, items)
+        restored = self._read_items(step, items)
         return restored["state"], restored["data"]
 
     def restore_params(
         self, trainable: PyTree, frozen: PyTree | None = None, step: int | None = None
     ) -> tuple[PyTree, PyTree | None, int]:
-        """Parameters to decode with, trainable and frozen ones, and their step; nothing else is read.
+        """Restore only the parameters for inference: trainable, frozen, and their step.
 
-        The trainable ones are the moving average where the run keeps one.
+        The trainable parameters are the moving average if the run keeps one.
         """
-        step = self._existing(step)
+        step = self._find_step(step)
         path = self.directory / str(step) / "state"
         with ocp.PyTreeCheckpointer() as reader:
-            saved = self._guarded(step, lambda: reader.metadata(path).item_metadata)
+            saved = self._read(step, lambda: reader.metadata(path).item_metadata)
             if saved is None:
-                raise self._damaged(step, "its metadata is missing or damaged")
+                raise self._read_error(step, "its metadata is missing or damaged")
             name = "ema" if saved.tree.get("ema") else "params"
             wanted = {name: trainable} if frozen is None else {name: trainable, "frozen": frozen}
             args = ocp.args.PyTreeRestore(
                 wanted, restore_args=ocp.checkpoint_utils.construct_restore_args(wanted), partial_restore=True
             )
-            state = self._guarded(step, lambda: reader.restore(path, args=args))
+            state = self._read(step, lambda: reader.restore(path, args=args))
         return state[name], state.get("frozen"), step
 
     def wait(self) -> None:
@@ -99,7 +103,7 @@ class Checkpoints:
     ) -> None:
         self._manager.close()
 
-    def _existing(self, step: int | None) -> int:
+    def _find_step(self, step: int | None) -> int:
         steps = self.steps
         if not steps:
             raise UserError(f"'{self.directory.parent}' has no complete checkpoint: train it first")
@@ -107,23 +111,23 @@ class Checkpoints:
             raise UserError(f"'{self.directory}' has no checkpoint of step {step}; there are: {steps}")
         return steps[-1] if step is None else step
 
-    def _read(self, step: int, items: ocp.args.Composite) -> Any:
-        return self._guarded(step, lambda: self._manager.restore(step, args=items))
+    def _read_items(self, step: int, items: ocp.args.Composite) -> Any:
+        return self._read(step, lambda: self._manager.restore(step, args=items))
 
-    def _guarded(self, step: int, read: Any) -> Any:
+    def _read(self, step: int, read: Any) -> Any:
         try:
             return read()
         except (ValueError, OSError, KeyError, RuntimeError) as error:
-            raise self._damaged(step, str(error).splitlines()[0]) from error
+            raise self._read_error(step, str(error).splitlines()[0]) from error
 
-    def _damaged(self, step: int, reason: str) -> UserError:
+    def _read_error(self, step: int, reason: str) -> UserError:
         others = [s for s in self.steps if s != step]
         remedy = f"delete that directory to go back to step {others[-1]}" if others else "there is no older one"
         return UserError(f"checkpoint '{self.directory / str(step)}' cannot be read ({reason}): {remedy}")
 
 
 def abstract_like(tree: PyTree, shardings: PyTree) -> PyTree:
-    """Shapes and dtypes of `tree` with these shardings: what `restore` wants."""
+    """Shapes and dtypes of `tree` with these shardings, the argument of `restore`."""
     return jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), tree, shardings)
 
 
@@ -149,5 +153,5 @@ def _options(config: RunConfig | None) -> ocp.CheckpointManagerOptions:
 
 
 def _absolute(path: epath.Path) -> epath.Path:
-    """Orbax wants absolute paths; one in a bucket is absolute already."""
+    """Orbax requires absolute paths; a path in an object store is already absolute."""
     return path if "://" in str(path) else epath.Path(os.path.abspath(path))

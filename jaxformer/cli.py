@@ -1,4 +1,4 @@
-"""`jaxformer <command>`: parse, call one function, print. Nothing heavy is imported before it is needed."""
+"""`jaxformer <command>`: parse, call one function, print. Slow imports are inside the commands that need them."""
 
 import argparse
 import os
@@ -9,7 +9,7 @@ from jaxformer.startup import prepare_jax
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = _parsed(argv)
+    args = _parse_args(argv)
     prepare_jax()
     from jaxformer.errors import UserError
 
@@ -21,14 +21,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of our output, such as head, has gone
+    except BrokenPipeError:  # the program that reads our output, for example head, has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
-def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Overrides may stand before, between and after options, which argparse alone does not allow."""
-    parser = _parser()
+def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse arguments; accepts overrides before, between and after options, which argparse alone does not."""
+    parser = _make_parser()
     args, rest = parser.parse_known_args(argv)
     unknown = [word for word in rest if word.startswith("-") or "=" not in word]
     if unknown or (rest and "overrides" not in args):
@@ -38,9 +38,10 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="jaxformer", description="Train, evaluate and sample transformers of all three shapes in JAX."
+        prog="jaxformer",
+        description="Train, evaluate and run encoder-decoder, decoder-only and encoder-only transformers in JAX.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -132,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument(
         "--config",
         metavar="CONFIG",
-        help="for train and data: a Python file that defines config(); default: a small built-in config",
+        help="a Python file that defines config(); required for data; default for train: a small built-in config",
     )
     sub.add_argument(
         "--repeats",

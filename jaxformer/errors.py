@@ -1,5 +1,5 @@
-"""The one exception a user's mistake raises; the command line prints it without a traceback."""
+"""The exception for all user errors, which the command line prints without a traceback."""
 
 
 class UserError(ValueError):
-    """Bad input: the message names the field or file, the value and the fix."""
+    """Invalid input; the message names the field or file, the value and the fix."""

@@ -1,4 +1,4 @@
-"""Import of Hugging Face directories into run directories, and export; both are atomic."""
+"""Import of Hugging Face directories as run directories, and export of runs; both are atomic."""
 
 import json
 from pathlib import Path
@@ -18,11 +18,11 @@ from jaxformer.errors import UserError
 from jaxformer.run import load
 from jaxformer.rundir import RunDir, new_directory, write_json
 
-ORIGIN = "huggingface.json"  # in an imported run: the format it came in and the dtypes its weights had
+ORIGIN = "huggingface.json"  # in an imported run: the format and the dtypes of the imported files
 
 
 def import_run(source: str | Path, target: str | Path) -> str:
-    """Make a run directory whose checkpoint of step 0 is the model of a Hugging Face directory."""
+    """Create a run directory with the model of a Hugging Face directory as the checkpoint of step 0."""
     source, target = local_directory(source), Path(target)
     with new_directory(target) as partial:
         origin = _describe(HuggingFaceDirectory(source))
@@ -50,14 +50,14 @@ def export_run(
     """Write the model and tokenizer of a run as a Hugging Face directory.
 
     Args:
-      dtype: of the weights in the files; none means that of the imported files, or float32.
-      model_type: the format to write; none means that of the imported files, or the first that can hold the model.
-      max_bytes: size limit of one weight file.
+      dtype: dtype of the written weights. None: that of the imported files, or float32 if the run was not imported.
+      model_type: the format to write. None: that of the imported files, or the first that can represent the model.
+      max_bytes: maximum size of one weight file.
     """
     target, origin = Path(target), _read_origin(Path(path))
     known = {known.name: known for known in DTYPES.values()}
     if dtype is not None and dtype not in known:
-        raise UserError(f"dtype={dtype}: there are: {', '.join(known)}")
+        raise UserError(f"dtype={dtype}: unknown dtype; there are: {', '.join(known)}")
     others = {} if dtype else {name: known[other] for name, other in origin.get("other_dtypes", {}).items()}
     dtype, model_type = dtype or origin.get("dtype", "float32"), model_type or origin.get("model_type")
     run = load(path, step=step)
@@ -83,7 +83,7 @@ def export_run(
 
 
 def _with_tokenizer_ids(model: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
-    """The model with the special ids of its tokenizer where it names none, as models trained here do."""
+    """Fill in the special ids that the model does not set, from its tokenizer; models trained here set none."""
     eos = () if tokenizer.eos_id is None else (tokenizer.eos_id,)
     ids = {"bos": tokenizer.bos_id, "eos": eos, "pad": tokenizer.pad_id}
     if model.shape == "encoder-decoder":
@@ -93,20 +93,20 @@ def _with_tokenizer_ids(model: ModelConfig, tokenizer: Tokenizer) -> ModelConfig
 
 
 def _tokenizer_note(format: Format, tokenizer: Tokenizer | None) -> str:
-    """How to read an exported tokenizer where AutoTokenizer uses another class than its files name."""
+    """How to load an exported tokenizer if AutoTokenizer ignores the class that its files name."""
     if format.tokenizer_class is None or tokenizer is None or isinstance(tokenizer, HuggingFace):
         return ""
     return (
-        f"\nAutoTokenizer uses {format.tokenizer_class} for it, which gives other ids: "
-        "read the tokenizer with PreTrainedTokenizerFast.from_pretrained"
+        f"\nAutoTokenizer uses {format.tokenizer_class} for {format.model_type} models, which gives different ids: "
+        "load the tokenizer with PreTrainedTokenizerFast.from_pretrained"
     )
 
 
 def _describe(files: HuggingFaceDirectory) -> dict[str, Any]:
-    """What export needs to write the same files again."""
-    most = files.dtype
-    others = {name: dtype.name for name, dtype in files.dtypes.items() if dtype != most}
-    return {"model_type": files.format.model_type, "dtype": most.name, "other_dtypes": others}
+    """The format and dtypes of the files, which export needs to write the same files again."""
+    main = files.dtype
+    others = {name: dtype.name for name, dtype in files.dtypes.items() if dtype != main}
+    return {"model_type": files.format.model_type, "dtype": main.name, "other_dtypes": others}
 
 
 def _read_origin(path: Path) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Which process this is, how many there are, and agreement between them: the only module that knows.
+"""Process index and count of a multi-host job, and agreement between its processes; no other module queries them.
 
-A job of one process answers everything locally. In a job of many, the functions that agree on something are
-collective: every process must call them, in the same order.
+`any_process` and `wait_for_all` are collective: in a job of several processes, all must call them in the same order.
+In a job of one process they return at once.
 """
 
 import jax
@@ -18,18 +18,18 @@ def process_count() -> int:
 
 
 def is_main() -> bool:
-    """Whether this process writes the files of a run and prints."""
+    """Whether this is the main process, which writes the files of a run and prints."""
     return process_index() == 0
 
 
 def any_process(flag: bool) -> bool:
-    """Whether the flag is set on any process; the same answer on all of them."""
+    """Whether the flag is set on any process; all processes get the same result."""
     if process_count() == 1:
         return flag
     return bool(multihost_utils.process_allgather(np.asarray(flag)).any())
 
 
 def wait_for_all(name: str) -> None:
-    """Return once every process has come to the point of this name."""
+    """Wait until every process has called this function with the same name."""
     if process_count() > 1:
         multihost_utils.sync_global_devices(name)

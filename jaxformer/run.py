@@ -1,4 +1,4 @@
-"""A trained model as a value: config, model, parameters, tokenizer; loaded from a run or a Hugging Face directory."""
+"""`Run`, a trained model with its config, parameters and tokenizer, and `load`, which reads one from a directory."""
 
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,7 +26,9 @@ from jaxformer.typing import Params, PyTree
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """Frozen, because decoding keeps weights derived from the parameters; use `dataclasses.replace` for a variant."""
+    """A trained model with its config, parameters and tokenizer.
+
+    It is frozen, because it caches weights derived from the parameters: use `dataclasses.replace` for a variant."""
 
     config: RunConfig
     model: Transformer
@@ -34,24 +36,24 @@ class Run:
     tokenizer: Tokenizer | None
     step: int
     mesh: Mesh | None = None
-    """The devices that the parameters are sharded over; None is a single device."""
+    """Devices that the parameters are sharded over. None: a single device."""
     _decoding: dict[bool, tuple[Transformer, Params]] = field(default_factory=dict, init=False, repr=False)
-    """By whether they are for a single row. At most one entry: each is a copy of the weights."""
+    """The cached results of `decoding_weights`, by `single_row`; at most one, because each is a copy of the weights."""
 
     @property
     def decoding(self) -> tuple[Transformer, Params]:
-        """The model and its parameters in the layout that decoding needs, one tree per layer."""
+        """The model and its parameters in the layout for decoding, with separate parameters for each layer."""
         return self._decoding_weights(single_row=False)
 
     @property
     def decoding_alone(self) -> tuple[Transformer, Params]:
-        """The same for a batch of one row; only the layout used last is kept in memory."""
+        """The same for a batch of one row; only the layout that was used last is kept in memory."""
         has_own_layout = self.model.runtime.platform == "cpu" and self.mesh is None and not is_quantized(self.params)
         return self._decoding_weights(single_row=has_own_layout)
 
     def _decoding_weights(self, single_row: bool) -> tuple[Transformer, Params]:
         if single_row not in self._decoding:
-            self._decoding.clear()  # first, so that two copies never exist at the same time
+            self._decoding.clear()  # before the new copy is made, so that memory never holds two
             self._decoding[single_row] = decoding_weights(self.model, self.params, single_row)
         return self._decoding[single_row]
 
@@ -65,13 +67,13 @@ def load(
     weights: str | None = None,
     cache: str | None = None,
 ) -> Run:
-    """A run directory at its latest checkpoint or at `step`, a Hugging Face directory, or `hf://org/name`.
+    """Load a run directory (its latest checkpoint, or `step`), a Hugging Face directory, or `hf://org/name`.
 
     Args:
-      mesh: devices to shard the parameters over; None puts them on a single device.
-      dtype: of the parameters of a Hugging Face directory in memory; those of a run stay as they were trained.
-      weights: "int8" quantizes matrices, with one scale per channel: a quarter of the memory, for decoding.
-      cache: "int8" quantizes the keys and values of decoding.
+      mesh: devices to shard the parameters over. None: a single device.
+      dtype: dtype of the parameters of a Hugging Face directory; those of a run are float32.
+      weights: "int8" quantizes weight matrices, with one scale per channel: a quarter of the memory, for inference.
+      cache: "int8" quantizes the KV cache.
     """
     for name, value in (("weights", weights), ("cache", cache)):
         _check_int8(name, value)
@@ -83,7 +85,7 @@ def load(
 
 
 def quantized_run(run: Run, weights: str) -> Run:
-    """The run with int8 weights, for decoding and evaluation."""
+    """A copy of the run with int8 weights, for decoding and evaluation."""
     _check_int8("weights", weights)
     return replace(run, params=quantize_params(run.params, abstract_params(run.config.model)[1], run.mesh))
 
@@ -94,7 +96,7 @@ def _check_int8(name: str, value: str | None) -> None:
 
 
 def decoding_weights(model: Transformer, params: Params, single_row: bool) -> tuple[Transformer, Params]:
-    """The same function of tokens, in the layout in which one token at a time is fastest."""
+    """An equivalent model and parameters, in the layout that decodes fastest; `single_row` is for a batch of one."""
     relayout = model.runtime.platform == "cpu" and not is_quantized(params)
     if relayout and single_row:
         params = output_major_params(params, abstract_params(model.config)[1])
@@ -106,7 +108,7 @@ def decoding_weights(model: Transformer, params: Params, single_row: bool) -> tu
 
 
 def load_params(path: str | Path, abstract: PyTree, step: int | None = None) -> Params:
-    """The parameters of a run or Hugging Face directory, each placed as `abstract` says."""
+    """Load the parameters of a run or Hugging Face directory, with the shapes, dtypes and shardings of `abstract`."""
     directory = local_directory(path)
     if is_hugging_face(directory):
         return HuggingFaceDirectory(directory).params(abstract)
@@ -155,7 +157,7 @@ def _abstract(model: ModelConfig, mesh: Mesh | None, dtype: jnp.dtype | None = N
 
 
 def make_runtime(config: TrainConfig, platform: str) -> Runtime:
-    """How to run on devices of this platform."""
+    """The runtime options of a config on this platform."""
     dtype = config.dtype
     if dtype == "auto":
         dtype = "float32" if platform == "cpu" else "bfloat16"

@@ -1,6 +1,6 @@
-"""The run directory: the paths of its files, and writes that leave a file either complete or as it was.
+"""The run directory: the paths of its files, and atomic writes.
 
-Paths are `etils.epath` paths, so that a directory may also be an object store's. Only the main process writes.
+Paths are `etils.epath` paths, so that a run directory may be in an object store. Only the main process writes.
 """
 
 import json
@@ -83,9 +83,9 @@ class RunDir:
             self.path.mkdir(parents=True, exist_ok=True)
 
     def check_writable(self) -> None:
-        """Raise if the directory cannot be made or written to."""
+        """Raise if the directory cannot be created or written to."""
         if "://" in str(self.path):
-            return  # a bucket's permissions show when it is written to
+            return  # the permissions of an object store are only known when it is written to
         existing = existing_parent(self.path)
         if not existing.is_dir():
             raise UserError(f"workdir '{self.path}': '{existing}' is a file, choose another with workdir=...")
@@ -96,7 +96,7 @@ class RunDir:
 
 
 def existing_parent(path: epath.PathLike) -> epath.Path:
-    """The path itself or the nearest directory above it that exists."""
+    """The path itself if it exists, otherwise its nearest existing parent."""
     path = epath.Path(os.path.abspath(path))
     while not path.exists():
         path = path.parent
@@ -104,7 +104,7 @@ def existing_parent(path: epath.PathLike) -> epath.Path:
 
 
 def write_file(path: epath.PathLike, content: bytes) -> epath.Path:
-    """Replace a file; a reader sees the old content or the new, never a part."""
+    """Write a file atomically: a reader sees the old or the new content, never a part of it."""
     path = epath.Path(path)
     if hosts.is_main():
         partial = path.with_name(path.name + ".partial")
@@ -119,14 +119,14 @@ def write_json(path: epath.PathLike, tree: Any) -> None:
 
 @contextmanager
 def new_directory(target: epath.PathLike) -> Iterator[epath.Path]:
-    """A directory to fill; it takes the target's name when the block ends without an error, else it disappears."""
+    """A temporary directory that is renamed to `target` if the block succeeds, and deleted otherwise."""
     target = epath.Path(target)
     if target.exists() and not target.is_dir():
-        raise UserError(f"'{target}' exists and is no directory: choose another name")
+        raise UserError(f"'{target}' exists and is not a directory: choose another name")
     if target.exists() and any(target.iterdir()):
         raise UserError(f"'{target}' exists and is not empty: choose another name")
     partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
-    made = _missing_parents(target)
+    new_parents = _missing_parents(target)
     try:
         partial.mkdir(parents=True)
         yield partial
@@ -139,8 +139,8 @@ def new_directory(target: epath.PathLike) -> Iterator[epath.Path]:
         with suppress(OSError):
             partial.rmtree(missing_ok=True)
         if not target.exists():
-            for parent in made:
-                with suppress(OSError):  # someone else may use it by now
+            for parent in new_parents:
+                with suppress(OSError):  # another process may have put files there
                     parent.rmdir()
 
 

@@ -1,8 +1,8 @@
-"""The device mesh and the one place where logical axes become mesh axes.
+"""The device mesh, and the mapping of logical axes to mesh axes.
 
-Layers name the dimensions of their parameters and activations (`embed`, `heads`, ...). `RULES` says over
-which mesh axes each is split. An array dimension that does not divide, or a mesh axis that would be used
-twice in one array, raises: nothing is replicated silently.
+Layers give the dimensions of their parameters and activations logical names (`embed`, `heads`, ...). `RULES` maps each
+name to the mesh axes over which it is sharded. A dimension that is not divisible by its mesh axes, or a mesh axis that
+would shard two dimensions of one array, is an error: nothing is replicated silently.
 """
 
 import math
@@ -24,11 +24,11 @@ RULES: Mapping[str, tuple[str, ...]] = {
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
     "head_dim": (),
-    "state": ("fsdp",),  # inputs of a recurrent kernel
+    "state": ("fsdp",),  # the input dimension of a recurrent kernel
     "mlp": ("tensor",),
     "vocab": ("tensor",),
     "position": (),
-    "norm": (),  # scales and biases of norms are too small to be worth gathering
+    "norm": (),  # scales and biases of norms are too small to be worth sharding
     "expert": ("expert",),
     "router": (),
     "layers": ("stage",),
@@ -36,7 +36,7 @@ RULES: Mapping[str, tuple[str, ...]] = {
 
 
 def mesh_shape(config: MeshConfig, num_devices: int) -> dict[str, int]:
-    """Sizes of all mesh axes, -1 filled in; raises if they do not use exactly all devices."""
+    """Sizes of all mesh axes, with -1 resolved; raises if their product is not the number of devices."""
     sizes = dict(config)
     fixed = math.prod(n for n in sizes.values() if n != -1)
     open_axis = next((axis for axis, n in sizes.items() if n == -1), None)
@@ -46,7 +46,7 @@ def mesh_shape(config: MeshConfig, num_devices: int) -> dict[str, int]:
         shown = " x ".join(f"{axis}={n}" for axis, n in dict(config).items() if n != 1)
         raise UserError(
             f"mesh: {shown or 'all axes 1'} does not fit {num_devices} devices: "
-            "make the product of the axes the number of devices, or set one axis to -1"
+            "make the product of the axes equal to the number of devices, or set one axis to -1"
         )
     return sizes
 
@@ -54,25 +54,25 @@ def mesh_shape(config: MeshConfig, num_devices: int) -> dict[str, int]:
 def make_mesh(config: MeshConfig, devices: Sequence[jax.Device]) -> Mesh:
     """A mesh with every axis of `MESH_AXES`, size 1 where unused."""
     sizes = mesh_shape(config, len(devices))
-    # Auto: XLA propagates shardings from parameters and constraints; make_mesh would default to Explicit.
+    # Auto axes let XLA propagate shardings from parameters and constraints; the default of make_mesh is Explicit.
     types = (AxisType.Auto,) * len(sizes)
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types, devices=devices)
 
 
 def batch_ways(sizes: Mapping[str, int]) -> int:
-    """Into how many parts the rows of a batch are split on a mesh of these axis sizes."""
+    """Number of shards of the batch dimension on a mesh with these axis sizes."""
     return math.prod(sizes[axis] for axis in RULES["batch"])
 
 
 def check_batch(config: RunConfig, num_devices: int) -> None:
-    """The micro-batch must split evenly over the devices that hold different rows."""
+    """Raise if the rows of a micro-batch do not divide evenly over the mesh axes that shard the batch."""
     sizes = mesh_shape(config.mesh, num_devices)
     ways = batch_ways(sizes)
     micro = config.data.batch_size // config.train.accumulate
     if micro % ways:
         raise UserError(
             f"data.batch_size={config.data.batch_size} / train.accumulate={config.train.accumulate} = {micro} rows "
-            f"do not divide over {ways} devices (mesh data={sizes['data']} x fsdp={sizes['fsdp']}): "
+            f"do not divide evenly into {ways} shards (mesh data={sizes['data']} x fsdp={sizes['fsdp']}): "
             f"make data.batch_size a multiple of {ways * config.train.accumulate}"
         )
 
@@ -80,12 +80,12 @@ def check_batch(config: RunConfig, num_devices: int) -> None:
 def partition_spec(
     axes: tuple[str | None, ...], shape: tuple[int, ...], mesh: Mesh, name: str = "array"
 ) -> PartitionSpec:
-    """The spec of one array with these logical axes."""
+    """The PartitionSpec of an array with these logical axes; raises if they do not fit the mesh."""
     if len(axes) != len(shape):
         raise ValueError(f"{name}: logical axes {axes} do not match shape {shape}")
     unknown = [axis for axis in axes if axis is not None and axis not in RULES]
     if unknown:
-        raise ValueError(f"{name}: no rule for logical axis '{unknown[0]}'; there are: {', '.join(RULES)}")
+        raise ValueError(f"{name}: no rule for logical axis '{unknown[0]}'; known axes: {', '.join(RULES)}")
     entries: list[tuple[str, ...] | str | None] = []
     used: dict[str, str] = {}
     for axis, size in zip(axes, shape, strict=True):
@@ -118,8 +118,11 @@ def param_shardings(axes: PyTree, shapes: PyTree, mesh: Mesh) -> PyTree:
 
 
 def like_params(tree: PyTree, params: PyTree, shardings: PyTree, mesh: Mesh) -> PyTree:
-    """Shardings for optimizer state: a leaf whose path ends in a parameter's path and has its shape follows
-    that parameter, a leaf of reduced shape or a scalar is replicated."""
+    """Shardings of the optimizer state.
+
+    A leaf whose path ends in the path of a parameter and that has the same shape is sharded like the parameter. All
+    others, such as scalars and factored moments, are replicated.
+    """
     known = {
         path_name(path): (leaf.shape, sharding)
         for (path, leaf), sharding in zip(
@@ -140,25 +143,25 @@ def like_params(tree: PyTree, params: PyTree, shardings: PyTree, mesh: Mesh) -> 
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Rows of a batch over the data axes; the host's rows become its part of the global array."""
+    """The sharding of a batch: rows over the mesh axes of `batch`, other dimensions replicated."""
     over = tuple(axis for axis in RULES["batch"] if mesh.shape[axis] > 1)
     return NamedSharding(mesh, PartitionSpec(over or None))
 
 
 def global_batch(batch: Batch, mesh: Mesh) -> Batch:
-    """This host's rows as its part of the global arrays."""
+    """Global arrays to which this host contributes its local rows."""
     sharding = batch_sharding(mesh)
     return jax.tree.map(lambda rows: jax.make_array_from_process_local_data(sharding, rows), batch)
 
 
 def is_sharded() -> bool:
-    """Whether the program being traced is for a mesh of several devices."""
+    """Whether the mesh in context has several devices."""
     mesh = jax.sharding.get_abstract_mesh()
     return not mesh.empty and mesh.size > 1
 
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
-    """Pin the sharding of an activation; without a mesh in context, x unchanged."""
+    """Constrain the sharding of an activation by its logical axes; a no-op on a single device."""
     if not is_sharded():
         return x
     mesh = jax.sharding.get_abstract_mesh()

@@ -1,4 +1,4 @@
-"""What a config amounts to, without allocating anything: parameters, shardings, bytes per device."""
+"""Summary of a config, computed without allocating arrays: parameters, shardings, bytes per device."""
 
 import math
 from dataclasses import dataclass
@@ -30,15 +30,17 @@ class Summary:
     parameters: list[ParameterRow]
     num_params: int
     param_bytes: int
-    """Per device, as are the following."""
+    """Bytes of the parameters on each device."""
     optimizer_bytes: int
+    """Bytes of the optimizer state on each device."""
     total_bytes: int
+    """Bytes of the whole train state on each device."""
     step_flops: float
     mesh: dict[str, int]
 
 
 def summarize(config: RunConfig) -> Summary:
-    """Shapes through `eval_shape` and shardings on an abstract mesh: seconds for any size."""
+    """Compute the summary from `eval_shape` and an abstract mesh, which takes seconds for any model size."""
     program = program_on_mesh(config, _abstract_mesh(config.mesh), "cpu")
     state, axes = program.abstract_state, abstract_params(config.model)[1]
     names = jax.tree.leaves(axes, is_leaf=lambda leaf: isinstance(leaf, tuple))
@@ -62,7 +64,7 @@ def show(config: RunConfig, console: Console) -> None:
     """Print the resolved config, the parameter table and totals."""
     summary = summarize(config)
     if not console.is_terminal:
-        console.width = 200  # a file or a pipe has no edge to cut paths at
+        console.width = 200  # in a file or pipe, do not wrap long paths
     console.print_json(config.model_dump_json())
     table = Table("path", "shape", "logical axes", "sharding", "bytes per device", box=None, header_style="bold")
     for row in summary.parameters:
@@ -74,14 +76,14 @@ def show(config: RunConfig, console: Console) -> None:
     console.print(
         f"{config.model.shape}: {summary.num_params:,} parameters; mesh {used or 'of one device'}\n"
         f"bytes per device: parameters {summary.param_bytes:,}, optimizer {summary.optimizer_bytes:,}, "
-        f"train state {summary.total_bytes:,} (activations come on top)\n"
+        f"train state {summary.total_bytes:,} (without activations)\n"
         f"model FLOPs per step: {summary.step_flops:.3e}",
         soft_wrap=True,
     )
 
 
 def _abstract_mesh(config: MeshConfig) -> AbstractMesh:
-    """The mesh as configured, whatever devices are here; an open axis takes those that are."""
+    """The configured mesh, whether or not so many devices are attached; an axis of -1 uses the attached devices."""
     sizes = dict(config)
     fixed = math.prod(n for n in sizes.values() if n != -1)
     sizes = {axis: max(1, jax.device_count() // fixed) if n == -1 else n for axis, n in sizes.items()}

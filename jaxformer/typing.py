@@ -1,11 +1,11 @@
-"""Array aliases, the batch of a training step, and the letters that name dimensions.
+"""Array aliases, the types of tokens and batches, and the letters that name dimensions.
 
 The letters below name dimensions everywhere: in variable suffixes (`q_BTNH`), einsum strings and docs.
 
     B batch    T query/target length    S key/source length    D embed    N query heads    K kv heads
     G = N / K  H head dim               F mlp dim              V vocab    E experts        L layers
 
-A suffix is the logical shape, never the shape of a shard.
+A suffix names the global shape, never the shape of a shard.
 """
 
 from collections.abc import Mapping
@@ -21,12 +21,12 @@ Key = UInt32[Array, "2"]  # raw key data: checkpoints hold plain arrays only
 
 
 class Tokens(NamedTuple):
-    """What the encoder or the decoder reads."""
+    """Input of an encoder or a decoder."""
 
     ids: Int[Array, "B T"]
     positions: Int[Array, "B T"]  # restart at 0 with every packed document
     segments: Int[Array, "B T"]  # 1, 2, ... per packed document; 0 is padding
-    types: Int[Array, "B T"] | None = None  # token types, for models that have them; None means all 0
+    types: Int[Array, "B T"] | None = None  # token types, for models with type embeddings; None: all 0
 
 
 class Batch(NamedTuple):
@@ -39,15 +39,15 @@ class Batch(NamedTuple):
     targets: Int[Array, "B T"] | None = None
     weights: Float[Array, "B T"] | None = None  # 0 where a position has no target
     source: Tokens | None = None  # read by the encoder of an encoder-decoder
-    labels: Array | None = None  # of whole examples
+    labels: Array | None = None  # one per example
 
 
 class BatchLayout(NamedTuple):
-    """The lengths of a batch's arrays."""
+    """Sequence lengths of a batch."""
 
     length: int
     source_length: int = 0
-    """0 without an encoder-decoder's source."""
+    """Length of `Batch.source`; 0 if there is none."""
 
 
 def abstract_batch(layout: BatchLayout, num_rows: int) -> Batch:
@@ -64,7 +64,9 @@ def abstract_batch(layout: BatchLayout, num_rows: int) -> Batch:
 
 
 def tokens_from_ids(ids: Int[Array, "B T"], mask: Int[Array, "B T"] | None = None) -> Tokens:
-    """Unpacked rows; `mask` is 1 on real tokens. Positions count real tokens, so left padding is harmless."""
+    """Tokens of unpacked rows; `mask` is 1 for real tokens, 0 for padding on either side.
+
+    Positions count real tokens only, so left padding does not shift them."""
     if mask is None:
         mask = jnp.ones_like(ids)
     mask = mask.astype(jnp.int32)

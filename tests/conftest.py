@@ -1,4 +1,4 @@
-"""Every test runs on eight CPU devices, offline, with compiled programs kept between runs."""
+"""All tests run on eight CPU devices, offline, with a compilation cache that is kept between runs."""
 
 import gc
 import os
@@ -8,11 +8,11 @@ from pathlib import Path
 
 from hypothesis import settings
 
-assert "jax" not in sys.modules, "jax reads these when it is first imported"
+assert "jax" not in sys.modules, "jax reads these variables when it is first imported"
 
 FLAGS = {
     "--xla_force_host_platform_device_count": "8",
-    # Tests compile much and compute little: plain code is ready ten times sooner.
+    # Tests compile a lot and compute little: unoptimised code compiles ten times faster.
     "--xla_backend_optimization_level": "0",
     "--xla_llvm_disable_expensive_passes": "true",
     "--xla_cpu_use_fusion_emitters": "false",
@@ -23,15 +23,16 @@ FLAGS = {
 CACHE = Path(tempfile.gettempdir()) / f"jaxformer-test-programs-{os.getuid()}"
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-given = os.environ.get("XLA_FLAGS", "")
-os.environ["XLA_FLAGS"] = " ".join([given, *(f"{name}={value}" for name, value in FLAGS.items() if name not in given)])
+xla_flags = os.environ.get("XLA_FLAGS", "")
+missing = (f"{name}={value}" for name, value in FLAGS.items() if name not in xla_flags)
+os.environ["XLA_FLAGS"] = " ".join([xla_flags, *missing])
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 os.environ["HF_HUB_OFFLINE"] = "1"
-# torch reads this when a test first imports it: one thread a worker, and no import here for those that need none.
+# One thread per test worker. torch reads this when a test first imports it; most tests do not need torch.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-# The first example of a property also compiles, which no deadline should punish.
+# The first example of a property test also compiles, which would exceed a deadline.
 settings.register_profile("jaxformer", deadline=None)
 settings.load_profile("jaxformer")
 

@@ -1,4 +1,4 @@
-"""Checkpoints: what is kept, where it can be restored, and what a damaged one says."""
+"""Checkpoints: which are kept, restoring on another mesh, and the errors of damaged ones."""
 
 import jax
 import numpy as np
@@ -52,8 +52,8 @@ def test_last_and_best_are_kept(tmp_path):
         assert checkpoints.latest == 5
 
 
-def test_another_metric_may_select_the_best(tmp_path):
-    """Accuracy: higher is better. A step at which it was not measured does not count."""
+def test_another_metric_can_select_the_best(tmp_path):
+    """For accuracy, higher is better. A step at which it was not measured is not kept as best."""
     config = _config(CheckpointConfig(keep_last=1, keep_best=1, best="heldout_accuracy"))
     state, _ = _state(config)
     values = {1: {"heldout_accuracy": 0.5, "heldout_loss": 1.0}, 2: {"heldout_accuracy": 0.9, "heldout_loss": 9.0}}
@@ -65,7 +65,7 @@ def test_another_metric_may_select_the_best(tmp_path):
         assert checkpoints.steps == [2, 4]
 
 
-def test_state_returns_on_another_mesh(tmp_path):
+def test_state_is_restored_on_another_mesh(tmp_path):
     config = _config(ema_decay=0.9)
     state, _ = _state(config, data=1, fsdp=8)
     with Checkpoints(RunDir(tmp_path), config) as checkpoints:
@@ -81,7 +81,7 @@ def test_state_returns_on_another_mesh(tmp_path):
 
 
 @pytest.mark.parametrize("ema", [None, 0.9])
-def test_parameters_alone(tmp_path, ema):
+def test_restoring_only_the_parameters(tmp_path, ema):
     config = _config(ema_decay=ema)
     state, _ = _state(config)
     if ema:
@@ -96,7 +96,7 @@ def test_parameters_alone(tmp_path, ema):
     _assert_equal(params, state.params if ema is None else state.ema)
 
 
-def test_missing_and_unknown_steps_are_named(tmp_path):
+def test_errors_of_missing_and_unknown_steps(tmp_path):
     config = _config()
     state, abstract = _state(config)
     with Checkpoints(RunDir(tmp_path), config) as checkpoints:
@@ -126,7 +126,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path, damage):
         assert checkpoints.restore(abstract, step=1)[1] == {"step": 1}
 
 
-def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+def test_a_checkpoint_of_another_model_is_rejected(tmp_path):
     config = _config()
     state, _ = _state(config)
     with Checkpoints(RunDir(tmp_path), config) as checkpoints:

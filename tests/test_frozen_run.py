@@ -1,4 +1,4 @@
-"""A run is a value: frozen, and what decoding derives from its parameters never outlives them."""
+"""Runs are immutable, and the weights that decoding derives from parameters are not used with other parameters."""
 
 from dataclasses import FrozenInstanceError, replace
 
@@ -25,13 +25,13 @@ def run_of(seed: int, platform: str = "cpu") -> Run:
 
 
 @pytest.mark.parametrize("prompts", [PROMPTS, PROMPTS[:1]], ids=["batch", "one row"])
-def test_other_parameters_after_a_generation_are_decoded_with(prompts):
+def test_decoding_uses_the_parameters_of_a_replaced_run(prompts):
     first, second = run_of(0), run_of(1)
-    before, wanted = (jf.generate(run, prompts, max_new_tokens=8) for run in (first, second))
-    assert before != wanted
+    before, expected = (jf.generate(run, prompts, max_new_tokens=8) for run in (first, second))
+    assert before != expected
     with pytest.raises(FrozenInstanceError):
         first.params = second.params
-    assert jf.generate(replace(first, params=second.params), prompts, max_new_tokens=8) == wanted
+    assert jf.generate(replace(first, params=second.params), prompts, max_new_tokens=8) == expected
     assert jf.generate(first, prompts, max_new_tokens=8) == before
 
 
@@ -43,12 +43,12 @@ def test_only_the_layout_used_last_is_kept():
     assert isinstance(alone["decoder"]["blocks_0"][0]["mlp"]["up"]["kernel"], OutputMajor)
     assert run.decoding_alone[1] is alone
     assert run.decoding[1] is not params
-    assert not model.config.head.tied, "a copy of the table is faster on a CPU"
+    assert not model.config.head.tied, "on a CPU, a copy of the embedding table is faster"
 
 
 @pytest.mark.parametrize("platform", ["gpu", "tpu"])
-def test_layouts_for_a_cpu_are_chosen_by_the_runtime(platform):
-    """Whatever devices are attached here."""
+def test_cpu_layouts_are_only_used_if_the_platform_is_cpu(platform):
+    """The platform is that of the runtime, not that of the attached devices."""
     run = run_of(0, platform)
     assert run.decoding_alone[1] is run.decoding[1]
     model, params = run.decoding

@@ -1,4 +1,4 @@
-"""The house rules: imports point downwards, layers know no family, nothing hides in a drawer."""
+"""Rules of the code base: imports point downwards, layers name no model family, files are short, no broad except."""
 
 import ast
 import re
@@ -38,7 +38,7 @@ ORDER = [
     {"startup"},
 ]
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
-# Of the zoo and its neighbours; a number behind a name is still that name.
+# Families in the zoo and related ones; a name followed by a number, such as gpt2, also counts.
 FAMILY_NAMES = set(FAMILIES) | {
     "albert", "bart", "bert", "bloom", "deberta", "deepseek", "distilbert", "electra", "falcon", "gemma", "gpt", "gptj",
     "llama", "marian", "mbart", "minilm", "mistral", "mixtral", "modernbert", "mt5", "neox", "olmo", "opt", "pegasus",
@@ -56,14 +56,14 @@ def test_imports_point_downwards(file):
     if own == "__init__":
         assert not list(_imports(file)), "the package itself imports lazily"
         return
-    assert own in LEVEL, f"{own} has no place yet: add it to ORDER"
+    assert own in LEVEL, f"{own} is not in ORDER: add it"
     for line, module in _imports(file):
         part = module.partition(".")[2].partition(".")[0]
-        assert part in LEVEL, f"{file}:{line} imports {module}, which has no place in ORDER"
-        assert part == own or LEVEL[part] > LEVEL[own], f"{file}:{line} imports {module}, which stands above {own}"
+        assert part in LEVEL, f"{file}:{line} imports {module}, which is not in ORDER"
+        assert part == own or LEVEL[part] > LEVEL[own], f"{file}:{line} imports {module}, which is above {own} in ORDER"
 
 
-def test_the_order_names_what_exists():
+def test_order_lists_every_module():
     present = {_part(file) for file in FILES} - {"__init__"}
     assert present <= set(LEVEL)
     assert {"cli", "train", "layers", "ops", "config"} <= present
@@ -76,17 +76,17 @@ def test_the_command_line_starts_without_heavy_imports():
 
 
 @pytest.mark.parametrize("file", sorted((PACKAGE / "ops").rglob("*.py")), ids=lambda path: path.name)
-def test_ops_know_no_flax(file):
+def test_ops_do_not_import_flax(file):
     assert not list(_imports(file, "flax"))
 
 
 @pytest.mark.parametrize("part", ["ops", "layers"])
-def test_no_family_is_named_below_the_models(part):
-    """What a family needs has a meaning of its own, and so a name of its own."""
+def test_ops_and_layers_name_no_model_family(part):
+    """They name the features of an architecture instead."""
     named = re.compile(rf"(?<![a-z])({'|'.join(sorted(FAMILY_NAMES))})(?![a-z])", re.IGNORECASE)
     for file in sorted((PACKAGE / part).rglob("*.py")):
-        found = named.search(file.read_text())
-        assert found is None, f"{file} names {found}"
+        match = named.search(file.read_text())
+        assert match is None, f"{file} names {match}"
 
 
 @pytest.mark.parametrize("file", FILES, ids=names(FILES))
@@ -97,7 +97,7 @@ def test_files_are_short_and_named_for_what_they_hold(file):
 
 
 @pytest.mark.parametrize("file", FILES, ids=names(FILES))
-def test_no_error_is_swallowed(file):
+def test_no_except_clause_catches_every_error(file):
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.ExceptHandler):
             caught = ast.unparse(node.type) if node.type else "everything"

@@ -1,4 +1,4 @@
-"""Run directories: paths that may be a bucket's, files that are complete or as they were, one process that writes."""
+"""Run directories: paths in object stores, atomic writes, and writing by the main process only."""
 
 import pytest
 
@@ -8,8 +8,8 @@ from jaxformer.errors import UserError
 from jaxformer.rundir import RunDir, new_directory, write_file
 
 
-def test_paths_of_a_bucket_stay_as_they_are():
-    """A local path library would make gs:/bucket of gs://bucket, below the current directory."""
+def test_object_store_paths_are_unchanged():
+    """pathlib would turn gs://bucket into gs:/bucket, relative to the current directory."""
     run_dir = RunDir("gs://bucket/runs/a")
     assert str(run_dir.metrics) == "gs://bucket/runs/a/metrics.jsonl"
     assert str(_absolute(run_dir.checkpoints)) == "gs://bucket/runs/a/checkpoints"
@@ -21,7 +21,7 @@ def test_relative_paths_become_absolute_for_checkpoints(tmp_path, monkeypatch):
     assert str(_absolute(RunDir("runs/a").checkpoints)) == str(tmp_path / "runs" / "a" / "checkpoints")
 
 
-def test_a_file_is_replaced_as_a_whole(tmp_path, monkeypatch):
+def test_files_are_replaced_atomically(tmp_path, monkeypatch):
     write_file(tmp_path / "a", b"old")
     with monkeypatch.context() as patch:
         patch.setattr(type(RunDir(tmp_path).path), "replace", _fail)
@@ -44,7 +44,7 @@ def test_only_the_main_process_writes(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_new_directory_appears_complete_or_not_at_all(tmp_path):
+def test_new_directories_are_created_atomically(tmp_path):
     with pytest.raises(ZeroDivisionError):
         _interrupted_directory(tmp_path / "deep" / "run")
     assert not list(tmp_path.iterdir())
@@ -62,7 +62,7 @@ def _interrupted_directory(path) -> None:
         raise ZeroDivisionError
 
 
-def test_one_process_agrees_with_itself():
+def test_collective_functions_with_one_process():
     assert hosts.any_process(True)
     assert not hosts.any_process(False)
     assert (hosts.process_index(), hosts.process_count()) == (0, 1)

@@ -1,4 +1,4 @@
-"""Logical axes to mesh axes: what is split where, and what is refused instead of replicated in silence."""
+"""Mapping of logical axes to mesh axes: how arrays are split, and errors instead of silent replication."""
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ def abstract_mesh(**sizes: int) -> AbstractMesh:
 
 
 # ---------------------------------------------------------------- the mesh
-def test_the_open_axis_takes_what_remains():
+def test_an_axis_of_minus_one_uses_the_remaining_devices():
     assert mesh_shape(MeshConfig(fsdp=2), 8) == dict.fromkeys(MESH_AXES, 1) | {"data": 4, "fsdp": 2}
     assert mesh_shape(MeshConfig(data=1, fsdp=-1, tensor=2), 8)["fsdp"] == 4
     assert mesh_shape(MeshConfig(data=2, fsdp=2, tensor=2), 8)["data"] == 2
@@ -49,7 +49,7 @@ def test_a_mesh_that_does_not_use_all_devices(config, shown):
         mesh_shape(config, 8)
 
 
-def test_every_axis_is_always_there_and_automatic():
+def test_a_mesh_has_every_axis_with_type_auto():
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2), jax.devices())
     assert mesh.axis_names == MESH_AXES
     assert mesh.size == 8
@@ -61,14 +61,14 @@ def test_rules_name_mesh_axes():
 
 
 # ---------------------------------------------------------------- one array
-def test_axes_of_size_one_do_not_appear():
+def test_mesh_axes_of_size_one_do_not_appear_in_specs():
     mesh = abstract_mesh(fsdp=4, tensor=2)
     assert partition_spec(("batch", "length", None), (8, 5, 3), mesh) == P("fsdp", None, None)
     assert partition_spec(("embed", "heads", "head_dim"), (16, 4, 8), mesh) == P("fsdp", "tensor", None)
     assert partition_spec(("embed", "heads", "head_dim"), (15, 3, 7), abstract_mesh(data=8)) == P(None, None, None)
 
 
-def test_a_batch_goes_over_two_axes():
+def test_batches_are_split_over_two_mesh_axes():
     assert partition_spec(("batch",), (8,), abstract_mesh(data=2, fsdp=4)) == P(("data", "fsdp"))
 
 
@@ -82,10 +82,10 @@ def test_a_size_that_does_not_divide_names_tensor_and_both_sizes():
 def test_a_mesh_axis_used_twice_names_tensor_and_both_dimensions():
     with pytest.raises(UserError, match=r"block/x: mesh axis 'tensor' would split both 'heads' and 'mlp'.*RULES"):
         partition_spec(("heads", "mlp"), (4, 4), abstract_mesh(tensor=2), "block/x")
-    assert partition_spec(("heads", "mlp"), (4, 4), abstract_mesh(fsdp=2)) == P(None, None), "unused, no conflict"
+    assert partition_spec(("heads", "mlp"), (4, 4), abstract_mesh(fsdp=2)) == P(None, None), "no conflict on size 1"
 
 
-def test_an_unknown_logical_axis_is_not_replicated_in_silence():
+def test_an_unknown_logical_axis_is_rejected():
     with pytest.raises((KeyError, ValueError), match="colour"):
         partition_spec(("colour",), (4,), abstract_mesh(fsdp=2))
 
@@ -103,7 +103,7 @@ def test_without_a_mesh_nothing_is_constrained():
     assert "sharding_constraint" not in text
 
 
-def test_in_a_mesh_an_activation_is_split_as_the_rules_say():
+def test_activations_are_split_by_the_rules_of_the_mesh():
     mesh = make_mesh(MeshConfig(data=4, tensor=2), jax.devices())
     with jax.set_mesh(mesh):
         x = jax.jit(lambda x: constrain(x, "batch", "vocab"))(np.ones((4, 6), np.float32))
@@ -114,23 +114,23 @@ def test_in_a_mesh_an_activation_is_split_as_the_rules_say():
 
 # ---------------------------------------------------------------- every published model
 @pytest.mark.parametrize("name", sorted(PRESETS))
-def test_every_preset_is_split_or_says_which_tensor_is_not(name):
+def test_every_preset_is_sharded_or_the_error_names_a_tensor(name):
     mesh = abstract_mesh(fsdp=4, tensor=2)
     shapes, axes = abstract_params(preset(name))
     sizes = {path_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(shapes)}
-    odd = {path: shape for path, shape in sizes.items() if _indivisible(path, shape, axes)}
-    if odd:
+    indivisible = {path: shape for path, shape in sizes.items() if _is_indivisible(path, shape, axes)}
+    if indivisible:
         with pytest.raises(UserError, match="does not divide over mesh") as caught:
             param_shardings(axes, shapes, mesh)
         tensor = str(caught.value).partition(":")[0]
-        assert tensor in odd
+        assert tensor in indivisible
         return
     shardings = param_shardings(axes, shapes, mesh)
     assert jax.tree.structure(shardings) == jax.tree.structure(shapes)
     for (path, leaf), sharding in zip(
         jax.tree_util.tree_leaves_with_path(shapes), jax.tree.leaves(shardings), strict=True
     ):
-        # What is worth splitting is split over all eight devices; biases, norms and routers need not be.
+        # Large parameters are split over all eight devices; biases, norms and routers need not be.
         if leaf.size // _num_layers(path_name(path), leaf.shape) >= 2**20:
             local = sharding.shard_shape(leaf.shape)
             assert np.prod(local) * 8 == leaf.size, path_name(path)
@@ -140,15 +140,15 @@ def _num_layers(path: str, shape: tuple[int, ...]) -> int:
     return shape[0] if "/blocks_" in path or "/first_" in path else 1
 
 
-def test_presets_with_friendly_sizes_are_split():
-    """Guards the test above against presets that all refuse."""
+def test_presets_with_divisible_sizes_are_sharded():
+    """Otherwise the test above would also pass if every preset raised an error."""
     mesh = abstract_mesh(fsdp=4, tensor=2)
     for name in ("llama2-7b", "llama2-70b", "llama3-8b", "vaswani-base"):
         shapes, axes = abstract_params(preset(name))
         param_shardings(axes, shapes, mesh)
 
 
-def _indivisible(path, shape, axes) -> bool:
+def _is_indivisible(path, shape, axes) -> bool:
     for part in path.split("/"):
         axes = axes[part]
     ways = {"embed": 4, "heads": 2, "kv_heads": 2, "mlp": 2, "vocab": 2}

@@ -1,1 +1,1 @@
-"""Speed on this machine, as numbers; comparisons with peers live in `tests/bench` and drive the same classes."""
+"""Benchmarks of this library. Comparisons with other libraries are in `tests/bench`."""

@@ -1,4 +1,4 @@
-"""Speed of the input pipeline of a config."""
+"""Throughput of the input pipeline of a config."""
 
 import statistics
 import time
@@ -26,6 +26,7 @@ def bench_data(config_file: str | None, overrides: Sequence[str], repeats: int) 
         tokens = sum(float(batch.weights.sum()) for batch in loader.iterate(0, num_batches))
         rates.append(tokens / (time.perf_counter() - started))
     return (
-        f"input: best {max(rates):,.0f} tokens/s, median {statistics.median(rates):,.0f} of {repeats} times "
-        f"{num_batches} batches; tokenizer, tokenising and packing {packed.num_tokens:,} tokens took {built:.1f} s"
+        f"input: best {max(rates):,.0f} tokens/s, median {statistics.median(rates):,.0f} of {repeats} runs over "
+        f"{num_batches} batches; building the tokenizer, tokenising and packing {packed.num_tokens:,} tokens took "
+        f"{built:.1f} s"
     )

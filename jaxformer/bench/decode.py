@@ -1,4 +1,4 @@
-"""Speed of generation: tokens per second, the limit set by memory bandwidth, time to first token, compile time."""
+"""Speed of generation: tokens per second, the limit of memory bandwidth, time to first token, compile time."""
 
 import os
 import statistics
@@ -24,7 +24,7 @@ COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 @dataclass(frozen=True)
 class Case:
-    """One measurement. Weights are random, and there is no eos, so that every output has `new` tokens."""
+    """One benchmark. The weights are random, and there is no eos, so that every output has `new` tokens."""
 
     preset: str = "gpt2-124m"
     batch: int = 1
@@ -51,7 +51,7 @@ DEFAULTS = (
 
 
 class DecodeBench:
-    """A model with random weights and the prompts of a case; compiles when it is made."""
+    """A model with random weights and the prompts of a case; the constructor compiles all programs."""
 
     def __init__(self, case: Case, run: Run | None = None) -> None:
         self.case = case
@@ -85,15 +85,15 @@ class DecodeBench:
 
     @property
     def bytes_per_step(self) -> int:
-        """Bytes that a token step must read: the decoder's weights, and its caches at half their final length."""
+        """Bytes that a token step reads: the decoder's weights, and its KV caches after half of the new tokens."""
         model, params = self.run.decoding_alone if self.case.batch * self.case.beams == 1 else self.run.decoding
         table = params["embedding"]["tokens"] if model.config.head.tied else ()
         weights = _nbytes((params["decoder"], params.get("head"), table))
         attention, rows = model.config.decoder.block(0).attention, self.case.batch * self.case.beams
         vector = attention.kv_heads * attention.head_dim * jnp.dtype(model.runtime.dtype).itemsize * 2
-        own = rows * (self.case.new / 2 + (0 if model.config.encoder else self.case.prompt)) * vector
-        source = self.case.batch * self.case.prompt * vector if model.config.encoder else 0
-        return int(weights + model.config.decoder.num_layers * (own + source))
+        self_attention = rows * (self.case.new / 2 + (0 if model.config.encoder else self.case.prompt)) * vector
+        cross_attention = self.case.batch * self.case.prompt * vector if model.config.encoder else 0
+        return int(weights + model.config.decoder.num_layers * (self_attention + cross_attention))
 
 
 def random_run(case: Case) -> Run:
@@ -132,14 +132,12 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def bench_decode(case: Case | None, repeats: int) -> Iterator[str]:
-    """One line per case."""
+    """Yield one line of results per case."""
     for each in DEFAULTS if case is None else (case,):
         if each.batch < 1 or each.prompt < 1 or each.new < 2:
-            raise UserError(f"bench decode: {each}: needs a batch and a prompt of at least 1 and 2 new tokens")
+            raise UserError(f"bench decode: {each}: needs --batch and --prompt of at least 1 and --new of at least 2")
         if getattr(preset(each.preset).decoder, "kind", None) in (None, "recurrent"):
-            raise UserError(
-                f"--preset {each.preset}: has no attention to decode with, use a transformer with a decoder"
-            )
+            raise UserError(f"--preset {each.preset}: has no decoder with attention; use a transformer with a decoder")
         yield _line(DecodeBench(each), repeats)
 
 
@@ -151,9 +149,9 @@ def _line(bench: DecodeBench, repeats: int) -> str:
     limit = bench.bytes_per_step / bandwidth
     best, median = (case.batch * case.new / seconds for seconds in (min(whole), statistics.median(whole)))
     return (
-        f"{case}: {best:,.0f} tokens/s (median {median:,.0f} of {repeats}); a step {step * 1e3:.1f} ms, memory allows "
-        f"{limit * 1e3:.1f} ms ({bench.bytes_per_step / 1e6:.0f} MB at {bandwidth / 1e9:.1f} GB/s): "
-        f"{limit / step:.0%}; first token after {min(first) * 1e3:.0f} ms; "
+        f"{case}: {best:,.0f} tokens/s (median {median:,.0f} of {repeats}); {step * 1e3:.1f} ms per step, "
+        f"limit of memory bandwidth {limit * 1e3:.1f} ms ({bench.bytes_per_step / 1e6:.0f} MB at "
+        f"{bandwidth / 1e9:.1f} GB/s), {limit / step:.0%} reached; time to first token {min(first) * 1e3:.0f} ms; "
         f"{bench.num_programs} programs compiled in {bench.compile_seconds:.1f} s"
     )
 
@@ -164,7 +162,7 @@ def _nbytes(tree: object) -> int:
 
 @contextmanager
 def _compilations() -> Iterator[list[float]]:
-    """Collects the seconds of every compilation in the block."""
+    """Collect the seconds of every compilation in the block."""
     seconds: list[float] = []
 
     def listen(event: str, duration: float, **_: object) -> None:

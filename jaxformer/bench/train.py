@@ -27,7 +27,7 @@ from jaxformer.typing import Batch, Tokens
 
 
 def default_config() -> RunConfig:
-    """GPT-2-like: 6 layers, width 384, 6 heads, vocabulary 8192, batches of 8 x 256."""
+    """A GPT-2-like model with 6 layers, width 384, 6 heads and vocabulary 8192, and batches of 8 x 256 tokens."""
     return RunConfig(
         model=gpt2(num_layers=6, embed_dim=384, num_heads=6, vocab_size=8192, max_length=256),
         data=DataConfig(train=MemorySource(documents=("unused",)), tokenizer=ByteTokenizer(), length=256, batch_size=8),
@@ -49,7 +49,7 @@ class TrainBench:
         self.compile_seconds = time.perf_counter() - started
 
     def step(self) -> float:
-        """Seconds of one step, to the end of its work."""
+        """Run one step and wait for it; returns the seconds."""
         started = time.perf_counter()
         self.state, metrics = self.compiled(self.state, self.batch)
         jax.block_until_ready((self.state, metrics))
@@ -57,7 +57,7 @@ class TrainBench:
 
 
 def random_batch(config: RunConfig) -> Batch:
-    """Two packed documents per row, no padding."""
+    """Random tokens, with two packed documents per row and no padding."""
     rng = np.random.default_rng(0)
 
     def tokens(length: int) -> Tokens:
@@ -77,16 +77,16 @@ def bench_train(config_file: str | None, overrides: Sequence[str], repeats: int)
     config = load_run_file(config_file) if config_file else default_config()
     config = apply_overrides(config, overrides)
     config.check_data()
-    peer = TrainBench(config)
-    peer.step()
-    seconds = [peer.step() for _ in range(repeats)]
+    bench = TrainBench(config)
+    bench.step()
+    seconds = [bench.step() for _ in range(repeats)]
     best, tokens = min(seconds), config.data.batch_size * config.data.length
-    memory = peer.compiled.memory_analysis()
+    memory = bench.compiled.memory_analysis()
     return (
         f"train step: best {best * 1e3:.0f} ms, median {statistics.median(seconds) * 1e3:.0f} ms of {repeats}; "
         f"{tokens / best:,.0f} tokens/s; {step_flops(config) / best / 1e9:.0f} GFLOP/s; "
-        f"compiled in {peer.compile_seconds:.1f} s; "
+        f"compiled in {bench.compile_seconds:.1f} s; "
         f"arguments {memory.argument_size_in_bytes / 2**20:.0f} MiB, "
         f"temporary {memory.temp_size_in_bytes / 2**20:.0f} MiB; "
-        f"peak resident {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10:.0f} MiB"
+        f"peak resident memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10:.0f} MiB"
     )

@@ -1,4 +1,4 @@
-"""The typed config tree: load, override, validate, save, migrate."""
+"""The typed config tree, and functions to load, override, validate, save and migrate configs."""
 
 from jaxformer.config.base import Config as Config
 from jaxformer.config.data import (

@@ -1,4 +1,4 @@
-"""The base class of every config node: frozen, closed to unknown fields, validated."""
+"""The base class of all config classes: immutable, validated, and closed to unknown fields."""
 
 from typing import Any, Self
 
@@ -11,9 +11,9 @@ class Config(BaseModel):
         extra="forbid",
         validate_default=True,
         use_attribute_docstrings=True,
-        allow_inf_nan=False,  # JSON has neither
+        allow_inf_nan=False,  # JSON can represent neither
     )
 
     def replace(self, **fields: Any) -> Self:
-        """A copy with these fields changed, validated as a whole: how one config derives from another."""
+        """Return a copy with these fields changed; unlike `model_copy`, the copy is validated."""
         return type(self).model_validate({**dict(self), **fields})

@@ -1,4 +1,4 @@
-"""What a run reads: sources, tokenizer, lengths and batch size."""
+"""Data configs: sources, tokenizers, sequence lengths and batch size."""
 
 from typing import Annotated, Literal
 
@@ -13,50 +13,63 @@ Paths = Annotated[tuple[str, ...], Field(min_length=1)]
 
 # ---------------------------------------------------------------- sources
 class TextSource(Config):
-    """UTF-8 text files, plain or compressed (.gz, .xz, .bz2); globs allowed."""
+    """UTF-8 text files, plain or compressed (.gz, .xz, .bz2)."""
 
     kind: Literal["text"] = "text"
     paths: Paths
+    """Files or glob patterns, relative to the current directory; `**` matches any number of directories."""
     document: Literal["file", "line", "paragraph"] = "file"
-    """What one document is; a paragraph ends at an empty line."""
+    """What counts as one document: a whole file, a line, or a paragraph (paragraphs are separated by blank lines)."""
 
 
 class JsonlSource(Config):
-    """One JSON object per line; fields `text`, or `inputs` and `targets`, or as named here."""
+    """JSON Lines files, plain or compressed (.gz, .xz, .bz2): one object per line, either a text or a pair."""
 
     kind: Literal["jsonl"] = "jsonl"
     paths: Paths
+    """Files or glob patterns, relative to the current directory; `**` matches any number of directories."""
     text: str = "text"
+    """Name of the JSON field with the text of a document; pairs are read from objects without it."""
     inputs: str = "inputs"
+    """Name of the JSON field with the source text of a pair."""
     targets: str = "targets"
+    """Name of the JSON field with the target text of a pair."""
 
 
 class TsvSource(Config):
-    """Tab-separated pairs, no quoting."""
+    """Tab-separated files, plain or compressed (.gz, .xz, .bz2): one pair per line, without quoting."""
 
     kind: Literal["tsv"] = "tsv"
     paths: Paths
+    """Files or glob patterns, relative to the current directory; `**` matches any number of directories."""
     inputs: NonNegativeInt = 0
-    """Column of the source text."""
+    """Column of the source text, counted from 0."""
     targets: NonNegativeInt = 1
+    """Column of the target text, counted from 0."""
 
 
 class ArrayRecordSource(Config):
-    """ArrayRecord files whose records are JSON objects with the fields of `JsonlSource`."""
+    """ArrayRecord files whose records are JSON objects as in `jsonl`; records are read one at a time."""
 
     kind: Literal["array_record"] = "array_record"
     paths: Paths
+    """Files or glob patterns, relative to the current directory; `**` matches any number of directories."""
     text: str = "text"
+    """Name of the JSON field with the text of a document; pairs are read from records without it."""
     inputs: str = "inputs"
+    """Name of the JSON field with the source text of a pair."""
     targets: str = "targets"
+    """Name of the JSON field with the target text of a pair."""
 
 
 class MemorySource(Config):
-    """Documents, or (inputs, targets) pairs, written in the config itself."""
+    """Examples written in the config itself: either documents or pairs."""
 
     kind: Literal["memory"] = "memory"
     documents: tuple[str, ...] = ()
+    """Texts of the documents; set either this or `pairs`."""
     pairs: tuple[tuple[str, str], ...] = ()
+    """Pairs of source and target text; set either this or `documents`."""
 
     @model_validator(mode="after")
     def _one_of_both(self) -> "MemorySource":
@@ -66,21 +79,25 @@ class MemorySource(Config):
 
 
 class StdlibSource(Config):
-    """The source files of the Python standard library, split by file."""
+    """The source code of the Python standard library, one document per file."""
 
     kind: Literal["stdlib"] = "stdlib"
     split: Literal["train", "heldout"] = "train"
+    """Which of the two disjoint splits to read."""
     heldout_percent: Annotated[int, Field(ge=1, le=50)] = 5
+    """Approximate percentage of files in the held-out split; must be the same for both splits."""
 
 
 class DatesSource(Config):
-    """Written dates in several languages and formats paired with their ISO form."""
+    """Synthetic pairs: a date as written in one of eight languages, and the same date in ISO 8601 format."""
 
     kind: Literal["dates"] = "dates"
     split: Literal["train", "heldout"] = "train"
+    """Which of the two disjoint splits to read."""
     num_examples: PositiveInt = 50_000
+    """Number of pairs to generate."""
     heldout_percent: Annotated[int, Field(ge=1, le=50)] = 10
-    """Share of the calendar's days that only the held-out split shows."""
+    """Approximate percentage of calendar days in the held-out split; must be the same for both splits."""
 
 
 Source = Annotated[
@@ -91,37 +108,39 @@ Source = Annotated[
 
 # ---------------------------------------------------------------- tokenizers
 class SentencePieceTokenizer(Config):
-    """A SentencePiece model, loaded from `path` or trained on the training source.
-
-    A trained one has `model.vocab_size` pieces."""
+    """A SentencePiece model, loaded from a file or trained on the training data."""
 
     kind: Literal["sentencepiece"] = "sentencepiece"
     path: str | None = None
+    """SentencePiece `.model` file to load. None: train a model with `model.vocab_size` pieces on `data.train`."""
     algorithm: Literal["unigram", "bpe"] = "unigram"
+    """Training algorithm: unigram language model (unigram) or byte-pair encoding (bpe). Not used with `path`."""
     byte_fallback: bool = True
+    """Train a model that encodes unknown characters as UTF-8 bytes, not as an unknown token. Not used with `path`."""
     train_bytes: PositiveInt = 4_000_000
-    """Train on at most this much text, drawn evenly over the documents."""
+    """Maximum bytes of text to train the tokenizer on, spread evenly over the documents. Not used with `path`."""
 
 
 class ByteTokenizer(Config):
-    """UTF-8 bytes after three special ids: pad 0, bos 1, eos 2, byte b is b + 3. 259 ids in all."""
+    """UTF-8 bytes as tokens: pad, bos and eos have the ids 0, 1 and 2, byte b has the id b + 3; 259 ids in total."""
 
     kind: Literal["bytes"] = "bytes"
 
 
 class HuggingFaceTokenizer(Config):
-    """The tokenizer of a Hugging Face directory."""
+    """A Hugging Face `tokenizer.json`."""
 
     kind: Literal["huggingface"] = "huggingface"
     path: str
-    """The directory, or its `tokenizer.json`; the files beside it name the special tokens."""
+    """The `tokenizer.json` or its directory; special tokens are read from the files next to it."""
 
 
 class DirectoryTokenizer(Config):
-    """The tokenizer of a run directory or a Hugging Face directory, such as the one training starts from."""
+    """The tokenizer stored in a run directory or a Hugging Face directory."""
 
     kind: Literal["directory"] = "directory"
     path: str
+    """The run directory or Hugging Face directory."""
 
 
 Tokenizer = Annotated[
@@ -131,24 +150,28 @@ Tokenizer = Annotated[
 
 # ---------------------------------------------------------------- data
 class DataConfig(Config):
+    """Training and held-out data, and how they become batches."""
+
     train: Source
+    """Source of the training examples."""
     heldout: Source | None = None
-    """Evaluated during and after training; none means no evaluation."""
+    """Source of the held-out examples used for evaluation. None: no evaluation."""
     tokenizer: Tokenizer = SentencePieceTokenizer()
-    """With train.start, the default means the tokenizer of that directory."""
+    """Tokenizer of all texts. With `train.start`, the default is replaced by the tokenizer of that directory."""
     objective: Objective = Causal()
+    """Training objective; it must support the model's shape."""
     length: PositiveInt = 256
-    """Tokens in a row the model trains on."""
+    """Tokens per row that the model trains on; in an encoder-decoder, tokens per decoder row."""
     batch_size: PositiveInt = 8
-    """Rows in one step's global batch, over all hosts and accumulation steps."""
+    """Rows in the global batch of one optimizer step, over all hosts and gradient-accumulation steps."""
     pack: bool = True
-    """Put several short documents into one row, kept apart by segment ids."""
+    """Pack several short examples into one row, separated by segment ids. False: one example per row."""
     workers: NonNegativeInt = 0
-    """Worker processes that build batches; 0 uses threads of the training process."""
+    """Worker processes that build batches. 0: a thread of the training process builds them."""
     prefetch: PositiveInt = 8
-    """Batches held ready."""
+    """Batches to build ahead of training."""
 
     @property
     def batch_layout(self) -> BatchLayout:
-        """Lengths of the arrays in a batch."""
+        """Sequence lengths of a batch."""
         return BatchLayout(self.length, self.objective.source_length)

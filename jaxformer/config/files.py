@@ -1,7 +1,7 @@
-"""Run files in, `config.json` text in and out.
+"""Loading of Python config files, and reading and writing of `config.json`.
 
-A run file is Python with a function `config()` that returns a `RunConfig`. It is executed only when the user names
-it on the command line; a run directory is always reloaded from its `config.json`.
+A Python config file defines a function `config()` that returns a `RunConfig`. It is executed only when the user passes
+it to a command; the config of a run directory is always read from its `config.json`.
 """
 
 import json
@@ -15,21 +15,21 @@ from typing import Any
 from pydantic import ValidationError
 
 from jaxformer.config.migrate import VERSION, migrate
-from jaxformer.config.overrides import apply_overrides, explained, validated
+from jaxformer.config.overrides import apply_overrides, explained, validate_tree
 from jaxformer.config.run import RunConfig
 from jaxformer.errors import UserError
 
 
 def load_run_file(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """The config a Python run file returns, with overrides and the default workdir applied."""
+    """Load a Python config file; apply the overrides and the default workdir."""
     path = Path(path)
     if not path.is_file():
         raise UserError(f"config file '{path}' does not exist: name a Python file such as configs/quickstart.py")
     try:
-        with _importable_neighbours(path.resolve().parent):
+        with _local_imports(path.resolve().parent):
             function = runpy.run_path(str(path)).get("config")
             if function is None:
-                raise UserError(f"config file '{path}' has no function config()")
+                raise UserError(f"config file '{path}' has no function config(): define one that returns a RunConfig")
             config = function()
     except ValidationError as error:
         raise UserError("\n".join(f"{path}: {line}" for line in explained(error))) from None
@@ -40,24 +40,25 @@ def load_run_file(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def parse_config(text: str, where: str) -> RunConfig:
-    """The config in the text of a `config.json`, of this version or an earlier one; executes no code."""
+    """Parse the text of a `config.json` of this or an earlier version; executes no code."""
     try:
         tree = json.loads(text)
     except json.JSONDecodeError as error:
         raise UserError(f"{where}: not valid JSON ({error})") from None
-    return validated(RunConfig, migrate(tree, where) if isinstance(tree, dict) else tree, source=where)
+    return validate_tree(RunConfig, migrate(tree, where) if isinstance(tree, dict) else tree, source=where)
 
 
 def dump_config(config: RunConfig) -> dict[str, Any]:
-    """The tree that `config.json` holds."""
+    """The content of `config.json` as a dictionary."""
     return {"version": VERSION, **config.model_dump(mode="json")}
 
 
 @contextmanager
-def _importable_neighbours(directory: Path) -> Iterator[None]:
-    """Let a run file import the files beside it, and forget them afterwards.
+def _local_imports(directory: Path) -> Iterator[None]:
+    """Let a config file import modules from its own directory.
 
-    Forgotten, because another directory may have a neighbour of the same name.
+    They are removed from `sys.modules` afterwards, because configs in other directories may import other modules of
+    the same name.
     """
     before = set(sys.modules)
     sys.path.insert(0, str(directory))

@@ -1,4 +1,4 @@
-"""Evaluation metrics as data: their keys and the values they report. Behaviour lives in `evaluate/`."""
+"""Metric configs: the keys of each metric and the values it reports. The computation is in `evaluate/`."""
 
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
@@ -12,15 +12,15 @@ Every = PositiveInt | Literal["end"] | None
 
 
 class MetricConfig(Config):
-    """What every metric declares."""
+    """Base class of metric configs."""
 
     values: ClassVar[Mapping[str, Literal["min", "max"]]]
-    """Names of the values it reports, and whether lower or higher is better."""
+    """Names of the reported values, and whether lower or higher is better."""
     shapes: ClassVar[tuple[ModelShape, ...]] = ("encoder-decoder", "decoder-only", "encoder-only")
-    """The model shapes that it can measure."""
+    """Model shapes that the metric supports."""
 
     every: Every = None
-    """Steps between evaluations during training; `end` evaluates only after training, none follows evaluate.every."""
+    """Steps between evaluations of this metric, or `end`: only after the last step. None: `evaluate.every`."""
 
 
 class Perplexity(MetricConfig):
@@ -34,18 +34,19 @@ class Perplexity(MetricConfig):
     }
     kind: Literal["perplexity"] = "perplexity"
     batches: PositiveInt | None = None
-    """Held-out batches per evaluation; none follows evaluate.batches."""
+    """Held-out batches per evaluation. None: `evaluate.batches`."""
 
 
 class ExactMatch(MetricConfig):
-    """Share of held-out pairs whose greedy output equals the target."""
+    """Fraction of held-out pairs whose greedy output equals the target."""
 
     values: ClassVar[Mapping[str, Literal["min", "max"]]] = {"exact_match": "max"}
     shapes: ClassVar[tuple[ModelShape, ...]] = ("encoder-decoder",)
     kind: Literal["exact_match"] = "exact_match"
     every: Every = "end"
+    """Steps between evaluations of this metric, or `end`: only after the last step. None: `evaluate.every`."""
     num_examples: PositiveInt = 1000
-    """Decode at most this many held-out pairs."""
+    """Maximum number of held-out pairs to decode."""
 
 
 Metric = Annotated[Perplexity | ExactMatch, Field(discriminator="kind")]

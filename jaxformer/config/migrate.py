@@ -1,7 +1,7 @@
-"""Config trees of earlier versions brought up to date: the only module that knows what they looked like.
+"""Migration of configs from earlier versions; no other module knows their format.
 
-`config.json` carries a `version`; files written before it had one count as version 0. A step here also runs on
-the fields of a Python config, so that configs written for earlier names keep working.
+`config.json` has a `version`; a file without one has version 0. Renamed fields are also migrated when a Python config
+uses them, so that configs written for earlier names keep working.
 """
 
 from typing import Any
@@ -12,12 +12,13 @@ VERSION = 1
 
 
 def migrate(tree: dict[str, Any], where: str) -> dict[str, Any]:
-    """The tree of a `config.json` without its version, in the form of today's `RunConfig`."""
+    """Convert the content of a `config.json` to the fields of the current `RunConfig`, without `version`."""
     tree = dict(tree)
     version = tree.pop("version", 0)
     if not isinstance(version, int) or version > VERSION:
         raise UserError(
-            f"{where}: version = {version!r}, but this jaxformer reads versions up to {VERSION}: install a newer one"
+            f"{where}: version = {version!r}, but this jaxformer reads versions up to {VERSION}: "
+            "install a newer jaxformer"
         )
     if version < 1 and isinstance(tree.get("evaluate"), dict):
         tree["evaluate"] = metrics_from_exact_match(tree["evaluate"])
@@ -25,7 +26,9 @@ def migrate(tree: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def metrics_from_exact_match(evaluate: dict[str, Any]) -> dict[str, Any]:
-    """Version 0 had `evaluate.exact_match`, a number of examples, and always measured perplexity."""
+    """Convert version 0's `evaluate.exact_match`, a number of examples, to `evaluate.metrics`.
+
+    Version 0 always measured perplexity."""
     evaluate = dict(evaluate)
     if "exact_match" not in evaluate:
         return evaluate

@@ -1,7 +1,7 @@
-"""The model as data: what one `Transformer` needs to know to be any of the families.
+"""Model configs: an architecture as data, from which the one `Transformer` module builds every family.
 
-A field that only some families use has a meaning of its own; nothing here names a family. Run-time
-choices that leave the parameters alone (dtype, remat, scan unrolling, kernels) live in `TrainConfig`.
+Fields describe features of an architecture, not families, and no code branches on a family's name. Run-time options
+that do not affect parameters (dtype, remat, scan unrolling, attention kernels) are in `TrainConfig`.
 """
 
 from typing import Annotated, Any, Literal
@@ -26,51 +26,57 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 
 # ---------------------------------------------------------------- positions
 class Sinusoidal(Config):
-    """Fixed sines and cosines added to the embeddings (arXiv:1706.03762, section 3.5)."""
+    """Sinusoidal position embeddings, added to the token embeddings (arXiv:1706.03762, section 3.5)."""
 
     kind: Literal["sinusoidal"] = "sinusoidal"
     layout: Literal["interleaved", "halves"] = "interleaved"
-    """Sine and cosine in turn, as in the paper, or all sines before all cosines."""
+    """Order of channels. interleaved: sines and cosines alternate, as in the paper; halves: sines, then cosines."""
     offset: NonNegativeInt = 0
     """Added to every position."""
     max_length: PositiveInt | None = None
-    """The longest sequence the model was made for; none means unbounded."""
+    """Maximum sequence length in tokens. None: no limit."""
 
 
 class Learned(Config):
-    """One trained vector per position added to the embeddings."""
+    """Learned position embeddings, added to the token embeddings."""
 
     kind: Literal["learned"] = "learned"
     max_length: PositiveInt
+    """Maximum sequence length in tokens."""
     offset: NonNegativeInt = 0
-    """Rows of the table before that of position 0."""
+    """Number of unused rows at the start of the embedding table, before the row of position 0."""
 
 
 class LinearScaling(Config):
-    """Positions divided by `factor` (arXiv:2306.15595)."""
+    """Position interpolation: divide all positions by `factor` (arXiv:2306.15595)."""
 
     kind: Literal["linear"] = "linear"
     factor: PositiveFloat
+    """Ratio of the extended context length to the original one."""
 
 
 class DynamicNtkScaling(Config):
-    """Theta grows with a row that is longer than `original_length` (the NTK-aware part of arXiv:2309.00071)."""
+    """Dynamic NTK-aware scaling: increase theta for rows longer than `original_length` (arXiv:2309.00071)."""
 
     kind: Literal["dynamic_ntk"] = "dynamic_ntk"
     factor: PositiveFloat
+    """How fast theta increases with the length of a row."""
     original_length: PositiveInt
+    """Context length in tokens before scaling; theta is unchanged for rows up to this length."""
 
 
 class BandScaling(Config):
-    """Slow channels divided by `factor`, fast ones kept, a ramp between (Llama 3.1, arXiv:2407.21783)."""
+    """Divide low frequencies by `factor`, keep high ones, interpolate the others (Llama 3.1, arXiv:2407.21783)."""
 
     kind: Literal["bands"] = "bands"
     factor: PositiveFloat
+    """Divisor of the low frequencies."""
     low_factor: PositiveFloat = 1.0
-    """Channels that turn fewer times than this over `original_length` are divided by `factor`."""
+    """Frequencies with fewer full rotations than this over `original_length` are divided by `factor`."""
     high_factor: PositiveFloat = 4.0
-    """Channels that turn more often than this are kept."""
+    """Frequencies with more full rotations than this over `original_length` are unchanged."""
     original_length: PositiveInt
+    """Context length in tokens before scaling."""
 
     @model_validator(mode="after")
     def _band_has_width(self) -> "BandScaling":
@@ -80,126 +86,150 @@ class BandScaling(Config):
 
 
 class YarnScaling(Config):
-    """Interpolation by channel with a temperature on the logits (arXiv:2309.00071)."""
+    """YaRN: divide low frequencies by `factor`, keep high ones, interpolate the others, and rescale the logits
+    (arXiv:2309.00071)."""
 
     kind: Literal["yarn"] = "yarn"
     factor: PositiveFloat
+    """Ratio of the extended context length to the original one."""
     original_length: PositiveInt
+    """Context length in tokens before scaling."""
     fast_turns: PositiveFloat = 32.0
-    """Channels that turn more often than this over `original_length` are kept (beta in the paper)."""
+    """Frequencies with more full rotations than this over `original_length` are unchanged (beta in the paper)."""
     slow_turns: PositiveFloat = 1.0
-    """Channels that turn fewer times than this are divided by `factor` (alpha in the paper)."""
+    """Frequencies with fewer full rotations than this are divided by `factor` (alpha in the paper)."""
     magnitude: PositiveFloat | None = None
-    """Multiplies queries and keys; none means 0.1 ln(factor) + 1."""
+    """Multiplies rotated queries and keys, which rescales the logits. None: 0.1 * ln(factor) + 1."""
     whole_channels: bool = True
-    """Round the ends of the ramp to whole channels."""
+    """Round the first and the last interpolated channel to integers."""
 
 
 RopeScaling = Annotated[LinearScaling | DynamicNtkScaling | BandScaling | YarnScaling, Field(discriminator="kind")]
 
 
 class Rope(Config):
-    """Rotation of queries and keys (arXiv:2104.09864)."""
+    """Rotary position embeddings (RoPE) of queries and keys (arXiv:2104.09864)."""
 
     kind: Literal["rope"] = "rope"
     theta: PositiveFloat = 10_000.0
+    """Base of the rotation frequencies theta ** (-2i / dim)."""
     fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Share of the channels that are rotated; the rest passes unchanged."""
+    """Fraction of each head's channels that are rotated; the others are unchanged."""
     pairing: Literal["halves", "neighbours"] = "halves"
-    """Which channels turn together: i with i + half, or 2i with 2i + 1 as in the paper."""
+    """Channels that form a rotated pair. halves: i and i + dim / 2; neighbours: 2i and 2i + 1, as in the paper."""
     scaling: RopeScaling | None = None
+    """How frequencies are changed to extend the context length. None: not changed."""
 
     def rotated_dim(self, head_dim: int) -> int:
         return int(head_dim * self.fraction)
 
 
 class Alibi(Config):
-    """Logits fall linearly with distance, at a slope of each head's own (arXiv:2108.12409)."""
+    """ALiBi: logits decrease linearly with distance, with a fixed slope per head (arXiv:2108.12409)."""
 
     kind: Literal["alibi"] = "alibi"
 
 
 class BucketBias(Config):
-    """A trained number per head and bucket of distances, shared by all layers (arXiv:1910.10683, section 2.1)."""
+    """Relative position bias: one learned value per head and distance bucket (arXiv:1910.10683, section 2.1)."""
 
     num_buckets: Annotated[int, Field(ge=4, multiple_of=2)] = 32
-    """Half of them for each side where attention looks both ways."""
+    """Number of distance buckets; bidirectional attention uses half of them for each direction."""
     max_distance: PositiveInt = 128
+    """Distances of this many tokens or more share the last bucket."""
 
     @model_validator(mode="after")
     def _far_enough(self) -> "BucketBias":
         if self.max_distance <= self.num_buckets // 2:
             raise ValueError(
-                f"max_distance={self.max_distance} is within the {self.num_buckets // 2} distances that have a bucket "
-                f"of their own: raise it above {self.num_buckets // 2}"
+                f"max_distance={self.max_distance} is not more than num_buckets // 2 = {self.num_buckets // 2}, the "
+                f"number of distances with one bucket each: raise it above {self.num_buckets // 2}"
             )
         return self
 
 
 # ---------------------------------------------------------------- initialisers
 class NormalInit(Config):
-    """Normal with a fixed standard deviation (GPT-2: 0.02)."""
+    """Normal distribution with a fixed standard deviation."""
 
     kind: Literal["normal"] = "normal"
     stddev: PositiveFloat = 0.02
+    """Standard deviation; the default is that of GPT-2."""
 
 
 class XavierInit(Config):
-    """Uniform with variance 2 / (fan_in + fan_out) (Glorot and Bengio 2010)."""
+    """Uniform distribution with variance 2 / (fan_in + fan_out) (Glorot and Bengio 2010)."""
 
     kind: Literal["xavier"] = "xavier"
     gain: PositiveFloat = 1.0
+    """Multiplies the standard deviation."""
 
 
 class FanInInit(Config):
-    """Truncated normal with variance scale / fan_in."""
+    """Truncated normal distribution with variance scale / fan_in."""
 
     kind: Literal["fan_in"] = "fan_in"
     scale: PositiveFloat = 1.0
+    """Multiplies the variance."""
 
 
 Init = Annotated[NormalInit | XavierInit | FanInInit, Field(discriminator="kind")]
 
 
 class InitConfig(Config):
+    """Random initialisation of the parameters; biases start at 0, and norms as the identity."""
+
     kernel: Init = NormalInit()
+    """Initialiser of weight matrices."""
     embedding: Init = NormalInit()
+    """Initialiser of token, position and type embeddings and of relative position biases."""
     depth_scaled_output: bool = False
-    """Divide the projections that write into the residual stream by sqrt(2 * layers) (GPT-2)."""
+    """Divide the output projections of attention and MLPs by sqrt(2 * num_layers), as GPT-2 does."""
     scaled_queries: bool = False
-    """Divide query projections by sqrt(head_dim), for attention whose logits are not (T5)."""
+    """Divide query projections by sqrt(head_dim), for attention that does not scale its logits (T5)."""
 
 
 # ---------------------------------------------------------------- blocks
 class NormConfig(Config):
+    """Normalisation over channels."""
+
     kind: Literal["layer", "rms"] = "layer"
+    """layer: LayerNorm (arXiv:1607.06450); rms: RMSNorm (arXiv:1910.07467)."""
     eps: PositiveFloat = 1e-5
+    """Added to the variance, or to the mean square in RMSNorm, for numerical stability."""
     bias: bool = True
-    """LayerNorm only: an RMSNorm never has a bias."""
+    """Add a learned bias; ignored by RMSNorm, which has none."""
     unit_offset: bool = False
-    """Multiply by 1 + scale, so that the stored scale starts at 0."""
+    """Multiply by 1 + scale instead of scale; the stored scale then starts at 0."""
 
 
 class AttentionConfig(Config):
+    """Multi-head, grouped-query or multi-query attention."""
+
     num_heads: PositiveInt
+    """Number of query heads."""
     num_kv_heads: PositiveInt | None = None
-    """Fewer than `num_heads` is grouped-query, 1 is multi-query; none means as many as query heads."""
+    """Number of key-value heads: 1 is multi-query, fewer than `num_heads` grouped-query. None: `num_heads`."""
     head_dim: PositiveInt
+    """Channels per head."""
     causal: bool = False
+    """Each token attends only to itself and to earlier tokens; required in decoders."""
     window: PositiveInt | None = None
-    """A query sees keys less than this far away, on either side unless causal; none means all."""
+    """Sliding window: mask keys this many tokens away or farther, in both directions unless causal. None: no window."""
     position: Annotated[Rope | Alibi, Field(discriminator="kind")] | None = None
+    """Position encoding inside attention: RoPE or ALiBi. None: neither."""
     qk_norm: NormConfig | None = None
-    """Normalise every head's query and key before they are rotated (arXiv:2302.05442)."""
+    """Norm of the queries and keys of each head, applied before RoPE (arXiv:2302.05442). None: no norm."""
     softcap: PositiveFloat | None = None
-    """Keep logits within +-softcap by tanh (arXiv:2408.00118, section 2)."""
+    """Limit logits to +-softcap with tanh (arXiv:2408.00118, section 2). None: no limit."""
     bias: bool = False
-    """Biases on the query, key and value projections."""
+    """Add biases to the query, key and value projections."""
     output_bias: bool = False
+    """Add a bias to the output projection."""
     scale: PositiveFloat | None = None
-    """Multiplies the logits; none means head_dim ** -0.5."""
+    """Multiplies the attention logits. None: head_dim ** -0.5."""
     dropout: Rate = 0.0
-    """On the attention probabilities."""
+    """Dropout rate of the attention probabilities."""
 
     @property
     def kv_heads(self) -> int:
@@ -209,13 +239,13 @@ class AttentionConfig(Config):
     def _heads_divide(self) -> "AttentionConfig":
         if self.num_heads % self.kv_heads:
             raise ValueError(
-                f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.kv_heads}: "
+                f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.kv_heads}: change one of them, "
                 "every key-value head serves the same number of query heads"
             )
         if isinstance(self.position, Rope) and self.position.rotated_dim(self.head_dim) % 2:
             raise ValueError(
                 f"head_dim={self.head_dim} with position.fraction={self.position.fraction} rotates "
-                f"{self.position.rotated_dim(self.head_dim)} channels: rotary positions turn pairs, use an even number"
+                f"{self.position.rotated_dim(self.head_dim)} channels: RoPE rotates pairs, use an even number"
             )
         scaling = getattr(self.position, "scaling", None)
         if isinstance(scaling, DynamicNtkScaling) and self.position.rotated_dim(self.head_dim) < 4:
@@ -224,32 +254,41 @@ class AttentionConfig(Config):
 
 
 class MlpConfig(Config):
+    """Feed-forward layer with one hidden layer, plain or gated."""
+
     kind: Literal["mlp"] = "mlp"
     dim: PositiveInt
+    """Channels of the hidden layer."""
     activation: Activation = "gelu_tanh"
+    """Activation function; `gelu` is exact, `gelu_tanh` is its tanh approximation."""
     gated: bool = False
-    """Multiply the activated branch by a second linear branch (arXiv:2002.05202)."""
+    """Multiply the activation by a second linear projection of the input, as in SwiGLU (arXiv:2002.05202)."""
     bias: bool = False
+    """Add biases to all projections."""
 
 
 class MoeConfig(Config):
-    """Each token passes `top_k` of `num_experts` gated or plain MLPs, chosen by a softmax router (arXiv:1701.06538).
+    """Mixture of experts: a softmax router selects `top_k` of `num_experts` MLPs per token (arXiv:1701.06538).
 
-    No capacity: every token reaches every expert it chose."""
+    Experts have no capacity limit, so no token is dropped."""
 
     kind: Literal["moe"] = "moe"
     num_experts: PositiveInt
+    """Number of experts."""
     top_k: PositiveInt
+    """Number of experts per token."""
     dim: PositiveInt
-    """Width of one expert."""
+    """Channels of the hidden layer of each expert."""
     activation: Activation = "silu"
+    """Activation function; `gelu` is exact, `gelu_tanh` is its tanh approximation."""
     gated: bool = True
+    """Multiply the activation by a second linear projection of the input, as in SwiGLU (arXiv:2002.05202)."""
     renormalize: bool = True
-    """Softmax over the chosen experts only, so that their weights add up to 1; else over all experts."""
+    """Apply the softmax over the selected experts only, so that their weights sum to 1. False: over all experts."""
     load_balance: NonNegativeFloat = 0.0
-    """Weight of the loss that spreads tokens over experts (arXiv:2101.03961, section 2.2)."""
+    """Weight of the loss that balances tokens across experts (arXiv:2101.03961, section 2.2). 0: no such loss."""
     router_z: NonNegativeFloat = 0.0
-    """Weight of the loss that keeps router logits small (arXiv:2202.08906, section 3.1)."""
+    """Weight of the z-loss, which keeps router logits small (arXiv:2202.08906, section 3.1). 0: no such loss."""
 
     @model_validator(mode="after")
     def _enough_experts(self) -> "MoeConfig":
@@ -259,23 +298,30 @@ class MoeConfig(Config):
 
 
 class BlockConfig(Config):
+    """One layer: self-attention, optional cross-attention, and an MLP, each with norms and a residual connection."""
+
     attention: AttentionConfig
+    """Self-attention."""
     cross_attention: AttentionConfig | None = None
+    """Attention to the encoder's output, in the decoder of an encoder-decoder. None: no cross-attention."""
     mlp: Annotated[MlpConfig | MoeConfig, Field(discriminator="kind")]
+    """Feed-forward layer or mixture of experts."""
     norm: NormConfig = NormConfig()
+    """Norm of each sub-layer; all sub-layers have the same kind of norm."""
     attention_norm: bool = True
-    """Pre-norm blocks only: false lets self-attention read its input as it is."""
+    """Normalise the input of self-attention; false is only allowed with placement `pre`."""
     placement: Literal["pre", "post", "sandwich"] = "pre"
-    """pre: x + f(norm(x)); post: norm(x + f(x)); sandwich: x + norm(f(norm(x)))."""
+    """Where norms are applied. pre: x + f(norm(x)); post: norm(x + f(x)); sandwich: x + norm(f(norm(x)))."""
     dropout: Rate = 0.0
-    """On what each sub-layer adds to the residual stream."""
+    """Dropout rate of each sub-layer's output, before it is added to the residual stream."""
 
     @model_validator(mode="after")
     def _cross_is_plain(self) -> "BlockConfig":
         cross = self.cross_attention
         if cross is not None and (cross.causal or cross.position is not None or cross.window is not None):
             raise ValueError(
-                "cross_attention must have causal=false, position=none and window=none: source order has no past"
+                "cross_attention must have causal=false, position=none and window=none: every token attends to the "
+                "whole source"
             )
         if not self.attention_norm and self.placement != "pre":
             raise ValueError(f"attention_norm=false needs placement=pre, not {self.placement}")
@@ -283,16 +329,19 @@ class BlockConfig(Config):
 
 
 class StackConfig(Config):
+    """A stack of transformer layers: optional first layers, then a repeating pattern of layers."""
+
     kind: Literal["transformer"] = "transformer"
     num_layers: PositiveInt
-    """All of them, those of `first` included."""
+    """Total number of layers, including those of `first`."""
     first: tuple[BlockConfig, ...] = ()
-    """Layers that stand once, before the pattern begins."""
+    """Layers before the repeating pattern, each used once."""
     pattern: Annotated[tuple[BlockConfig, ...], Field(min_length=1)]
-    """Repeats until `num_layers` blocks stand; a remainder takes the head of the pattern."""
+    """Layers that repeat until there are `num_layers`; the last repeat may be incomplete."""
     final_norm: NormConfig | None = None
+    """Norm after the last layer. None: no norm."""
     relative_bias: BucketBias | None = None
-    """Added to the logits of every layer's self-attention."""
+    """Relative position bias, shared by the self-attention of all layers. None: no bias."""
 
     @model_validator(mode="after")
     def _pattern_fits(self) -> "StackConfig":
@@ -307,100 +356,119 @@ class StackConfig(Config):
 
     @property
     def blocks(self) -> tuple[BlockConfig, ...]:
-        """The block of every place: those of `first`, then those of `pattern`."""
+        """The entries of `first`, then those of `pattern`."""
         return (*self.first, *self.pattern)
 
     @property
     def places(self) -> tuple[tuple[str, int], ...]:
-        """For every layer in order of depth, where its parameters are: the name of a place and the index there."""
+        """Where the parameters of each layer are stored, in order of depth.
+
+        Layers of one pattern entry are stacked along a leading axis: a place is the name of the entry's parameters
+        (`first_0`, `blocks_0`, ...) and the index of the layer along that axis."""
         singles = [(f"first_{i}", 0) for i in range(len(self.first))]
         repeats = (divmod(layer, len(self.pattern)) for layer in range(self.num_layers - len(self.first)))
-        return (*singles, *((f"blocks_{place}", depth) for depth, place in repeats))
+        return (*singles, *((f"blocks_{entry}", index) for index, entry in repeats))
 
     @property
     def sizes(self) -> dict[str, int]:
-        """How many layers each place stands for."""
+        """Number of layers stacked under each parameter name (`first_0`, `blocks_0`, ...)."""
         counts: dict[str, int] = {}
         for name, _ in self.places:
             counts[name] = counts.get(name, 0) + 1
         return counts
 
     def block(self, layer: int) -> BlockConfig:
-        """The block of a layer, by depth."""
-        late = layer - len(self.first)
-        return self.first[layer] if late < 0 else self.pattern[late % len(self.pattern)]
+        """The config of the layer at this depth."""
+        index = layer - len(self.first)
+        return self.first[layer] if index < 0 else self.pattern[index % len(self.pattern)]
 
 
 class RecurrentConfig(Config):
-    """Layers that read one token after another: the baselines that came before attention."""
+    """A stack of recurrent layers, as a baseline for attention."""
 
     kind: Literal["recurrent"] = "recurrent"
     cell: Literal["elman", "lstm"] = "lstm"
-    """Elman (Cognitive Science 14, 1990) with tanh, or LSTM (Neural Computation 9(8), 1997) with a forget gate."""
+    """elman: tanh (Cognitive Science 14, 1990); lstm: LSTM with a forget gate (Neural Computation 9(8), 1997)."""
     num_layers: PositiveInt
+    """Number of layers."""
     dim: PositiveInt
-    """Width of the state of every layer."""
+    """Channels of the state of each layer."""
     dropout: Rate = 0.0
-    """Between layers and before the head (arXiv:1409.2329)."""
+    """Dropout rate of each layer's output; not applied to the recurrent state (arXiv:1409.2329)."""
 
 
 # ---------------------------------------------------------------- model
 class EmbeddingConfig(Config):
-    """An encoder and a decoder share the token table; learned positions and norms are each side's own."""
+    """Token, position and type embeddings.
+
+    The encoder and decoder of one model share token embeddings, but not learned position embeddings and norms."""
 
     position: Annotated[Sinusoidal | Learned, Field(discriminator="kind")] | None = None
+    """Position embeddings added to the token embeddings. None: no position embeddings."""
     scale: bool = False
     """Multiply token embeddings by sqrt(embed_dim) (arXiv:1706.03762, section 3.4)."""
     num_types: NonNegativeInt = 0
-    """Kinds of tokens with a vector of their own, such as first and second sentence (arXiv:1810.04805)."""
+    """Number of token types, such as first and second sentence (arXiv:1810.04805). 0: no type embeddings."""
     norm: NormConfig | None = None
+    """Norm of the summed embeddings. None: no norm."""
     dropout: Rate = 0.0
+    """Dropout rate of the summed embeddings."""
 
 
 class TransformConfig(Config):
-    """A dense layer of width embed_dim, an activation and perhaps a norm."""
+    """A dense layer of width `embed_dim`, an activation and an optional norm."""
 
     activation: Activation
+    """Activation function; `gelu` is exact, `gelu_tanh` is its tanh approximation."""
     bias: bool = True
+    """Add a bias to the dense layer."""
     norm: NormConfig | None = None
+    """Norm after the activation. None: no norm."""
 
 
 class HeadConfig(Config):
+    """Output head: logits over the vocabulary."""
+
     tied: bool = True
-    """Use the token embedding as the output projection."""
+    """Use the token embeddings as the output projection."""
     bias: bool = False
+    """Add a bias to the logits."""
     scale: bool = False
-    """Multiply hidden states by embed_dim ** -0.5 first."""
+    """Multiply hidden states by embed_dim ** -0.5 before the output projection."""
     transform: TransformConfig | None = None
-    """Between the hidden states and the output projection."""
+    """Dense layer between the hidden states and the output projection. None: no such layer."""
     softcap: PositiveFloat | None = None
-    """Keep logits within +-softcap by tanh."""
+    """Limit logits to +-softcap with tanh. None: no limit."""
 
 
 class PoolerConfig(Config):
-    """One vector for a whole row, and class logits from it."""
+    """One vector per row, and optionally class logits computed from it."""
 
     pooling: Literal["first", "mean"] = "first"
+    """first: the hidden state of the first token; mean: the mean over all tokens of the row."""
     transform: TransformConfig
+    """Dense layer applied to the pooled vector."""
     num_classes: PositiveInt | None = None
-    """None gives the vector only."""
+    """Number of classes. None: the pooler returns the vector instead of class logits."""
     dropout: Rate = 0.0
-    """On the vector the classes are read from."""
+    """Dropout rate of the vector before the classifier."""
 
 
 class SpecialIds(Config):
-    """Token ids with a meaning; none leaves it to the tokenizer."""
+    """Ids of the model's special tokens."""
 
     bos: NonNegativeInt | None = None
+    """Id that begins a text. None: that of the tokenizer."""
     eos: tuple[NonNegativeInt, ...] = ()
-    """Any of them ends a text; empty leaves it to the tokenizer."""
+    """Ids that end a text; training appends the first, decoding stops at any. Empty: that of the tokenizer."""
     pad: NonNegativeInt | None = None
+    """Padding id in exported models. None: that of the tokenizer."""
     decoder_start: NonNegativeInt | None = None
-    """What the decoder of an encoder-decoder reads first; none means bos."""
+    """Id that the decoder of an encoder-decoder reads first. None: `bos`."""
 
 
 def _decoder_kind(value: Any) -> str:
-    """Attention is what a decoder has unless it says otherwise, as runs older than the choice do not."""
+    """Runs saved before recurrent decoders existed have no `kind`: they are transformers."""
     return value.get("kind", "transformer") if isinstance(value, dict) else getattr(value, "kind", "transformer")
 
 
@@ -411,19 +479,28 @@ Decoder = Annotated[
 
 
 class ModelConfig(Config):
+    """Architecture of an encoder-decoder, decoder-only or encoder-only model."""
+
     vocab_size: PositiveInt
+    """Number of token ids; may be larger than the tokenizer's vocabulary."""
     embed_dim: PositiveInt
+    """Channels of the embeddings and of the residual stream."""
     embedding: EmbeddingConfig = EmbeddingConfig()
+    """Token, position and type embeddings."""
     encoder: StackConfig | None = None
+    """Encoder stack. None: the model is decoder-only."""
     decoder: Decoder | None = None
+    """Decoder stack. None: the model is encoder-only."""
     head: HeadConfig | None = HeadConfig()
-    """None gives hidden states instead of logits."""
+    """Output head. None, for encoder-only models: the model returns hidden states instead of logits."""
     pooler: PoolerConfig | None = None
-    """Encoder-only."""
+    """Pooler of an encoder-only model, for sentence vectors and classification. None: no pooler."""
     context_length: PositiveInt | None = None
-    """The longest sequence the model is good for where its positions set no limit; none means unbounded."""
+    """Maximum sequence length in tokens, if lower than that of the position embeddings. None: no further limit."""
     special: SpecialIds = SpecialIds()
+    """Ids of special tokens."""
     init: InitConfig = InitConfig()
+    """Random initialisation of the parameters."""
 
     @property
     def shape(self) -> ModelShape:
@@ -433,7 +510,7 @@ class ModelConfig(Config):
 
     @property
     def max_length(self) -> int | None:
-        """The longest sequence the model takes; none means unbounded."""
+        """Maximum sequence length in tokens; None if there is no limit."""
         limits = (self.context_length, getattr(self.embedding.position, "max_length", None))
         return min((limit for limit in limits if limit is not None), default=None)
 
@@ -447,21 +524,25 @@ class ModelConfig(Config):
                 raise ValueError("head=none on a model with a decoder: generation needs logits, set a head")
             if self.pooler is not None:
                 raise ValueError(
-                    "pooler is set on a model with a decoder: only encoder-only models pool, set it to none"
+                    "pooler is set on a model with a decoder: only encoder-only models can pool, set it to none"
                 )
         if self.encoder is not None and any(b.cross_attention is not None for b in self.encoder.blocks):
-            raise ValueError("encoder has cross_attention: only a decoder attends to another stack")
+            raise ValueError("encoder has cross_attention: only a decoder attends to another stack, set it to none")
         if self.embedding.position is not None and self.embedding.position.kind == "sinusoidal" and self.embed_dim % 2:
-            raise ValueError(f"embed_dim={self.embed_dim} is odd: sinusoidal positions come in pairs, use an even one")
+            raise ValueError(f"embed_dim={self.embed_dim} is odd: sinusoidal positions need an even number")
         for name, id in self._special_ids():
             if id >= self.vocab_size:
-                raise ValueError(f"special.{name}={id} is outside the vocabulary of {self.vocab_size}: correct it")
+                raise ValueError(
+                    f"special.{name}={id} is outside the vocabulary of {self.vocab_size} ids: use a smaller id"
+                )
         return self
 
     def _check_decoder(self) -> None:
         if isinstance(self.decoder, RecurrentConfig):
             if self.encoder is not None:
-                raise ValueError("decoder.kind=recurrent with an encoder: a recurrent stack is decoder-only")
+                raise ValueError(
+                    "decoder.kind=recurrent with an encoder: recurrent models are decoder-only, set encoder=none"
+                )
             return
         for i, block in enumerate(self.decoder.blocks):
             where = f"decoder block {i}"

@@ -1,4 +1,7 @@
-"""Training objectives as data: their keys and the model shapes they train. Behaviour lives in `objectives/`."""
+"""Objective configs: the keys of each training objective and the model shapes it trains.
+
+The implementation is in `objectives/`.
+"""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -9,31 +12,31 @@ from jaxformer.config.model import ModelShape
 
 
 class ObjectiveConfig(Config):
-    """What every objective declares."""
+    """Base class of objective configs."""
 
     shapes: ClassVar[tuple[ModelShape, ...]]
-    """The model shapes that it trains."""
+    """Model shapes that the objective can train."""
 
     @property
     def source_length(self) -> int:
-        """Length of the rows an encoder-decoder's encoder reads; 0 without one."""
+        """Tokens per encoder row of an encoder-decoder; 0 for other model shapes."""
         return 0
 
 
 class Causal(ObjectiveConfig):
-    """Predict every next token of a document, ended by eos."""
+    """Causal language modelling: predict every next token of a document and the eos that ends it."""
 
     shapes: ClassVar[tuple[ModelShape, ...]] = ("decoder-only",)
     kind: Literal["causal"] = "causal"
 
 
 class Seq2Seq(ObjectiveConfig):
-    """Predict `targets`, ended by eos, from `inputs`, ended by eos."""
+    """Sequence to sequence: predict the target text and the eos that ends it from the source text of a pair."""
 
     shapes: ClassVar[tuple[ModelShape, ...]] = ("encoder-decoder",)
     kind: Literal["seq2seq"] = "seq2seq"
     input_length: PositiveInt
-    """Length of the encoder's rows; `data.length` is the decoder's."""
+    """Tokens per encoder row; `data.length` is the number of tokens per decoder row."""
 
     @property
     def source_length(self) -> int:

@@ -1,7 +1,8 @@
-"""`key=value` overrides, checked against the typed tree.
+"""`key=value` overrides, checked against the types of the config tree.
 
-A key is a dotted path (`model.decoder.pattern.0.mlp.dim`); a value is JSON where it parses as JSON and
-text otherwise. Setting the `kind` of a union replaces the node by that kind, keeping the fields both share.
+A key is a dotted path (`model.decoder.pattern.0.mlp.dim`). A value is read as JSON if the field accepts the result, and
+as plain text otherwise. Setting the `kind` of a union switches the node to that kind and keeps the fields that both
+kinds have.
 """
 
 import contextlib
@@ -22,18 +23,18 @@ C = TypeVar("C", bound=Config)
 
 
 def apply_overrides(config: C, overrides: Sequence[str]) -> C:
-    """A new config with every `key=value` applied in order, validated as a whole."""
+    """Apply the `key=value` overrides in order, then validate the whole config once."""
     tree = config.model_dump(mode="json")
     for override in overrides:
         key, separator, value = override.partition("=")
         if not separator or not key:
             raise UserError(f"override '{override}': expected key=value, such as train.steps=200")
         _assign(type(config), tree, key.split("."), value, key)
-    return validated(type(config), tree)
+    return validate_tree(type(config), tree)
 
 
-def validated(cls: type[C], tree: Any, source: str = "") -> C:
-    """`tree` as a config; errors name the field, the value and what is allowed."""
+def validate_tree(cls: type[C], tree: Any, source: str = "") -> C:
+    """Build a config from nested dictionaries; errors name the field, the value and what is allowed."""
     try:
         return cls.model_validate(tree)
     except ValidationError as error:
@@ -42,27 +43,27 @@ def validated(cls: type[C], tree: Any, source: str = "") -> C:
 
 
 def _assign(annotation: Any, node: Any, path: list[str], value: str, key: str) -> None:
-    """Write `value` at `path` below `node`, walking the types beside the data."""
+    """Set the field at `path` below `node`; `annotation` is the type of `node` and is followed along the path."""
     name, rest = path[0], path[1:]
     if isinstance(node, list):
         _assign_item(annotation, node, path, value, key)
         return
     fields = _fields(annotation, node)
     if name not in fields:
-        raise UserError(_unknown(key, path, fields))
+        raise UserError(_unknown_field(key, path, fields))
     child = fields[name]
     if not rest:
-        parsed = _parsed(child, value, key)
+        parsed = _parse(child, value, key)
         if name == "kind" and parsed != node.get("kind") and len(_models(annotation)) > 1:
             _switch_kind(annotation, node, parsed)
         node[name] = parsed
         return
     if node.get(name) is None:
         if not _models(child):
-            raise UserError(f"override '{key}': '{name}' has no fields of its own")
+            raise UserError(f"override '{key}': '{name}' has no fields")
         node[name] = {}
     elif not isinstance(node[name], dict | list):
-        raise UserError(f"override '{key}': '{name}' is {node[name]!r} and has no fields of its own")
+        raise UserError(f"override '{key}': '{name}' is {node[name]!r}, which has no fields")
     _assign(child, node[name], rest, value, key)
 
 
@@ -74,24 +75,24 @@ def _assign_item(annotation: Any, node: list, path: list[str], value: str, key: 
     if rest and isinstance(node[int(name)], dict | list):
         _assign(item, node[int(name)], rest, value, key)
     elif rest:
-        raise UserError(f"override '{key}': item {name} is {node[int(name)]!r} and has no fields of its own")
+        raise UserError(f"override '{key}': item {name} is {node[int(name)]!r}, which has no fields")
     else:
-        node[int(name)] = _parsed(item, value, key)
+        node[int(name)] = _parse(item, value, key)
 
 
 def _switch_kind(annotation: Any, node: dict, kind: str) -> None:
-    """Keep what the new kind also has and takes; the rest falls back to its defaults."""
-    fields = _of_kind(annotation, kind).model_fields
+    """Keep the fields that the new kind has and whose values it accepts; the others get their defaults."""
+    fields = _model_of_kind(annotation, kind).model_fields
     for name, value in list(node.items()):
-        if name not in fields or not _takes(fields[name], value):
+        if name not in fields or not _accepts(fields[name], value):
             del node[name]
 
 
-def _of_kind(annotation: Any, kind: Any) -> type[BaseModel] | None:
+def _model_of_kind(annotation: Any, kind: Any) -> type[BaseModel] | None:
     return next((m for m in _models(annotation) if m.model_fields["kind"].default == kind), None)
 
 
-def _takes(field: FieldInfo, value: Any) -> bool:
+def _accepts(field: FieldInfo, value: Any) -> bool:
     try:
         TypeAdapter(Annotated[field.annotation, field]).validate_python(value)
     except ValidationError:
@@ -100,7 +101,7 @@ def _takes(field: FieldInfo, value: Any) -> bool:
 
 
 def _fields(annotation: Any, node: dict) -> dict[str, Any]:
-    """Name to type of the fields a node may have; a union is settled by the node's `kind`."""
+    """Types of the fields that a node may have, by name; the `kind` of the node selects the member of a union."""
     models = _models(annotation)
     if len(models) > 1:
         chosen = [m for m in models if m.model_fields["kind"].default == node.get("kind")]
@@ -111,7 +112,7 @@ def _fields(annotation: Any, node: dict) -> dict[str, Any]:
 
 
 def _arms(annotation: Any) -> list[Any]:
-    """The members of a union, `Annotated` and `None` stripped."""
+    """The members of a union, without `Annotated` and `None`."""
     if typing.get_origin(annotation) is typing.Annotated:
         return _arms(typing.get_args(annotation)[0])
     if typing.get_origin(annotation) in (Union, types.UnionType):
@@ -128,8 +129,8 @@ def _item_type(annotation: Any) -> Any:
     return typing.get_args(tuples[0])[0]
 
 
-def _parsed(annotation: Any, text: str, key: str) -> Any:
-    """`text` as JSON if the field takes that, else as plain text."""
+def _parse(annotation: Any, text: str, key: str) -> Any:
+    """The value of `text` read as JSON if the field accepts that, otherwise as plain text."""
     adapter: TypeAdapter = TypeAdapter(annotation)
     candidates = [None] if text in ("none", "None") else []
     with contextlib.suppress(json.JSONDecodeError):
@@ -137,7 +138,7 @@ def _parsed(annotation: Any, text: str, key: str) -> Any:
     failure = None
     for candidate in [*candidates, text]:
         try:
-            # Strict, or pydantic would read train.steps=true as 1.
+            # Strict for booleans: otherwise pydantic would accept train.steps=true as 1.
             value = adapter.validate_python(candidate, strict=isinstance(candidate, bool))
             return adapter.dump_python(value, mode="json")
         except ValidationError as error:
@@ -146,7 +147,7 @@ def _parsed(annotation: Any, text: str, key: str) -> Any:
     raise UserError(f"override '{key}={text}': {reasons}")
 
 
-def _unknown(key: str, path: list[str], fields: dict[str, Any]) -> str:
+def _unknown_field(key: str, path: list[str], fields: dict[str, Any]) -> str:
     name, parent = path[0], key.split(".")[: -len(path)]
     near = difflib.get_close_matches(name, fields, n=3, cutoff=0.5)
     shown = ", ".join(".".join([*parent, n]) for n in (near or sorted(fields)))
@@ -154,12 +155,12 @@ def _unknown(key: str, path: list[str], fields: dict[str, Any]) -> str:
 
 
 def explained(error: ValidationError, cls: Any = None) -> list[str]:
-    """One line per mistake: the dotted field, its value, and what is wrong with it."""
+    """One line per error: the dotted key, its value, and what is wrong with it."""
     errors = error.errors()
     lines = []
     for e in errors:
-        below = any(other["loc"][: len(e["loc"])] == e["loc"] and other is not e for other in errors)
-        if below and e["type"] == "too_short":  # an item failed, and pydantic then counts the tuple as empty
+        has_nested = any(other["loc"][: len(e["loc"])] == e["loc"] and other is not e for other in errors)
+        if has_nested and e["type"] == "too_short":  # pydantic does not count items that failed
             continue
         path = ".".join(_keys(cls, e["loc"]))
         reason = e["msg"].removeprefix("Value error, ")
@@ -170,13 +171,13 @@ def explained(error: ValidationError, cls: Any = None) -> list[str]:
 
 
 def _keys(annotation: Any, location: tuple[str | int, ...]) -> list[str]:
-    """pydantic's location as the keys a user writes: without the kinds it adds after unions."""
+    """The dotted key of an error, as a user writes it: pydantic's location without the kinds it adds for unions."""
     if not location:
         return []
     part, rest = location[0], location[1:]
     models = _models(annotation)
     if len(models) > 1:
-        chosen = _of_kind(annotation, part)
+        chosen = _model_of_kind(annotation, part)
         return _keys(chosen, rest) if chosen else [str(part), *_keys(None, rest)]
     if isinstance(part, int):
         return [str(part), *_keys(_item_type(annotation) if annotation else None, rest)]

@@ -1,4 +1,4 @@
-"""A whole run as one typed tree, and the checks that span several of its branches."""
+"""The config of a whole run, and the checks that involve more than one of its parts."""
 
 from typing import Annotated, Any, Literal
 
@@ -16,12 +16,12 @@ AxisSize = Annotated[int, Field(ge=-1)]
 
 
 class StartConfig(Config):
-    """Weights to start training from; a plain path is the same as `{path: ...}`."""
+    """Weights to start training from; a plain string is short for `{path: ...}`."""
 
     path: str
-    """A run directory, a Hugging Face directory, or hf://org/name."""
+    """A run directory, a Hugging Face directory, or `hf://org/name`."""
     step: NonNegativeInt | None = None
-    """Which checkpoint of a run directory; none means the latest."""
+    """Step of the checkpoint in a run directory. None: the latest."""
 
     @model_validator(mode="before")
     @classmethod
@@ -30,12 +30,12 @@ class StartConfig(Config):
 
 
 class ParameterSelector(Config):
-    """Parameters by path and depth; a plain glob is the same as `{path: ...}`."""
+    """Selects parameters by path and layer; a plain string is short for `{path: ...}`."""
 
     path: str
-    """A glob on parameter paths, such as `embedding/*` or `*/attention/*`; `*` also matches `/`."""
+    """Glob pattern of parameter paths, such as `embedding/*` or `*/attention/*`; `*` also matches `/`."""
     layers: tuple[int, int] | None = None
-    """Only these layers of a stack, half-open as a Python slice: (0, -1) is all but the last."""
+    """Range [start, stop) of layers in a stack, as in a Python slice: [0, -1] is all but the last. None: all layers."""
 
     @model_validator(mode="before")
     @classmethod
@@ -44,45 +44,57 @@ class ParameterSelector(Config):
 
 
 class TrainConfig(Config):
+    """The training loop and how its step is computed."""
+
     steps: PositiveInt = 1000
+    """Number of optimizer steps of the whole run."""
     accumulate: PositiveInt = 1
-    """Split each batch into this many forward-backward passes; the result is that of the whole batch."""
+    """Gradient accumulation: number of micro-batches per step; the result is that of the whole batch."""
     start: StartConfig | None = None
-    """Start from these weights instead of random ones; `model` may then be omitted and comes from there."""
+    """Weights to start from; `model` may then be omitted and is read from there. None: random initialisation."""
     freeze: tuple[ParameterSelector, ...] = ()
     """Parameters that are not trained; they have no gradients and no optimizer state."""
     log_every: PositiveInt = 10
+    """Steps between logged metrics."""
     z_loss: NonNegativeFloat = 0.0
-    """Weight of log(Z)^2, which keeps the softmax normaliser near 1."""
+    """Weight of the z-loss log(Z)^2, which keeps the softmax normaliser Z near 1. 0: no z-loss."""
     label_smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Probability that is spread evenly over the vocabulary in the targets. 0: no smoothing."""
     loss_chunks: PositiveInt | Literal["auto"] = "auto"
-    """Parts of the sequence whose logits exist at a time; the result does not depend on it."""
+    """Number of chunks of the sequence whose logits are computed in turn, to save memory. auto: chosen by size."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of activations; auto is bfloat16 on TPU and GPU, float32 on CPU. Parameters are always float32."""
+    """dtype of activations; parameters are always float32. auto: bfloat16 on TPU and GPU, float32 on CPU."""
     remat: Literal["none", "full", "dots"] = "dots"
-    """What the backward pass computes again: nothing, whole blocks, or all but matrix products and attention."""
+    """Recomputed in the backward pass. none: nothing; full: whole blocks; dots: all but matrix products and attention."""
     unroll: PositiveInt | Literal["all"] = 1
-    """Layers per iteration of the scan over layers; never affects parameters."""
+    """Repeats of the layer pattern per iteration of the scan over layers, or `all`: no scan. Parameters do not change."""
     attention: Literal["auto", "reference", "blocked"] = "auto"
+    """Attention kernel. reference: all logits at once; blocked: one block of queries at a time; auto: the best one."""
     peak_flops: PositiveFloat | None = None
-    """Peak of one device in FLOP/s, for MFU; none looks the device up and reports no MFU if it is unknown."""
+    """Peak FLOP/s of one device, to report MFU. None: looked up by device type; no MFU if the type is unknown."""
 
 
 class MeshConfig(Config):
-    """Devices along each axis; -1, on one axis at most, takes all that remain."""
+    """Number of devices along each mesh axis; one axis may be -1, which uses all remaining devices."""
 
     data: AxisSize = -1
+    """Devices for data parallelism: each has different rows and all parameters. -1: all remaining devices."""
     fsdp: AxisSize = 1
+    """Devices for fully sharded data parallelism: each has different rows and a shard of the parameters."""
     tensor: AxisSize = 1
+    """Devices for tensor parallelism: heads, MLP channels and the vocabulary are split over them."""
     context: AxisSize = 1
+    """Devices for context parallelism, which splits the sequence; not yet supported, must be 1."""
     expert: AxisSize = 1
+    """Devices for expert parallelism; not yet supported, must be 1."""
     stage: AxisSize = 1
+    """Devices for pipeline parallelism; not yet supported, must be 1."""
 
     @model_validator(mode="after")
     def _sizes(self) -> "MeshConfig":
         sizes = dict(self)
         if 0 in sizes.values():
-            raise ValueError(f"{next(a for a, n in sizes.items() if n == 0)}=0: an unused axis has size 1")
+            raise ValueError(f"{next(a for a, n in sizes.items() if n == 0)}=0: an unused axis has size 1, set 1")
         if list(sizes.values()).count(-1) > 1:
             open_axes = ", ".join(a for a, n in sizes.items() if n == -1)
             raise ValueError(f"{open_axes} are all -1: only one axis can take the remaining devices")
@@ -93,27 +105,35 @@ class MeshConfig(Config):
 
 
 class CheckpointConfig(Config):
+    """When checkpoints are saved and which are kept."""
+
     every: PositiveInt = 500
-    """Steps between checkpoints; the last step always has one."""
+    """Steps between checkpoints; the last step is always saved."""
     keep_last: PositiveInt = 2
+    """Number of latest checkpoints to keep."""
     keep_best: NonNegativeInt = 1
-    """Also keep this many with the best value of `best`; counts only steps at which it was measured."""
+    """Number of checkpoints to keep for the best values of `best`, in addition to the latest. 0: only the latest."""
     best: str = "heldout_loss"
-    """The metric value that selects the best checkpoints."""
+    """Metric value that ranks checkpoints; those of steps without an evaluation are never the best."""
 
 
 class EvaluateConfig(Config):
+    """Evaluation on the held-out data, and text generated after training."""
+
     every: PositiveInt | None = None
-    """Steps between evaluations during training; none evaluates only at the end."""
+    """Steps between evaluations during training. None: only after the last step."""
     batches: PositiveInt | None = None
-    """Held-out batches per evaluation; none takes the whole held-out set."""
+    """Held-out batches per evaluation. None: the whole held-out set."""
     metrics: tuple[Metric, ...] = (Perplexity(),)
-    """What is measured, each as often as its own `every` says."""
+    """Metrics to compute; each may set its own `every`."""
     prompts: tuple[str, ...] = ()
-    """Shown with their continuation after training."""
+    """Prompts whose generated outputs are printed after training."""
     max_new_tokens: PositiveInt = 64
+    """Maximum number of tokens to generate for each of `prompts`."""
     temperature: Annotated[float, Field(ge=0.0)] = 0.0
+    """Sampling temperature for `prompts`. 0: greedy."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    """Nucleus sampling for `prompts`: total probability of the most likely tokens to sample from. None: all tokens."""
 
     @model_validator(mode="before")
     @classmethod
@@ -122,23 +142,31 @@ class EvaluateConfig(Config):
 
 
 class RunConfig(Config):
+    """Everything that defines a run."""
+
     workdir: str = ""
-    """Where the run lives; empty means runs/<name of the config file>."""
+    """Run directory. Empty: `runs/<name of the config file>`."""
     seed: NonNegativeInt = 0
+    """Seed of the initial parameters, the order of the data, dropout and sampled outputs."""
     model: ModelConfig | None = None
-    """None only until training with `train.start` has read the model from there."""
+    """Model architecture. None: read from `train.start`."""
     data: DataConfig | None = None
-    """None for a model that was imported: training and evaluation need it, decoding does not."""
+    """Data, needed for training and evaluation. None, as in imported models: only decoding is possible."""
     optim: OptimConfig = OptimConfig()
+    """Optimizer, learning-rate schedule and regularisation."""
     train: TrainConfig = TrainConfig()
+    """The training loop and how its step is computed."""
     mesh: MeshConfig = MeshConfig()
+    """Device mesh: number of devices for each kind of parallelism."""
     checkpoint: CheckpointConfig = CheckpointConfig()
+    """When checkpoints are saved and which are kept."""
     evaluate: EvaluateConfig = EvaluateConfig()
+    """Evaluation on the held-out data, and text generated after training."""
 
     @model_validator(mode="after")
-    def _branches_agree(self) -> "RunConfig":
+    def _parts_agree(self) -> "RunConfig":
         if self.model is None and self.train.start is None:
-            raise ValueError("model is missing: set it, or set train.start to take it from another run")
+            raise ValueError("model is missing: set it, or set train.start to read it from another run")
         if self.data is not None:
             _check_batch(self)
             if self.model is not None:
@@ -149,10 +177,10 @@ class RunConfig(Config):
         return self
 
     def check_data(self) -> None:
-        """Raise if there is nothing to train or evaluate on."""
+        """Raise if the config has no data."""
         if self.data is None:
             raise UserError(
-                "data is none, as in every imported model: set data.train, such as "
+                "data is none, as in imported models: set data.train, such as "
                 'data.train=\'{"kind":"text","paths":["my.txt"]}\', and data.heldout to evaluate'
             )
 
@@ -163,49 +191,53 @@ def _check_lengths(cfg: RunConfig) -> None:
     for field, length in lengths.items():
         if limit is not None and length > limit:
             raise ValueError(
-                f"{field}={length} is longer than the {limit} of {_limit_name(cfg.model)}: shorten the rows or raise it"
+                f"{field}={length} is longer than {_limit_name(cfg.model)}={limit}: shorten the rows or raise the limit"
             )
 
 
 def _check_batch(cfg: RunConfig) -> None:
     if cfg.train.loss_chunks != "auto" and cfg.data.length % cfg.train.loss_chunks:
         raise ValueError(
-            f"data.length={cfg.data.length} is not a multiple of train.loss_chunks={cfg.train.loss_chunks}"
+            f"data.length={cfg.data.length} is not a multiple of train.loss_chunks={cfg.train.loss_chunks}: "
+            "change one of them"
         )
     if cfg.data.batch_size % cfg.train.accumulate:
         raise ValueError(
-            f"data.batch_size={cfg.data.batch_size} is not a multiple of train.accumulate={cfg.train.accumulate}"
+            f"data.batch_size={cfg.data.batch_size} is not a multiple of train.accumulate={cfg.train.accumulate}: "
+            "change one of them"
         )
 
 
 def _limit_name(model: ModelConfig) -> str:
-    own = model.context_length == model.max_length
-    return "model.context_length" if own else "model.embedding.position.max_length"
+    limits_context = model.context_length == model.max_length
+    return "model.context_length" if limits_context else "model.embedding.position.max_length"
 
 
 def _check_shape(cfg: RunConfig) -> None:
     objective = cfg.data.objective
     if cfg.model.shape not in objective.shapes:
         raise ValueError(
-            f"data.objective.kind={objective.kind} trains a {' or '.join(objective.shapes)} model but model is "
+            f"data.objective.kind={objective.kind} needs a model that is {' or '.join(objective.shapes)}, but model is "
             f"{cfg.model.shape}: change the objective or the stacks"
         )
     for i, metric in enumerate(cfg.evaluate.metrics):
         if cfg.model.shape not in metric.shapes:
             raise ValueError(
-                f"evaluate.metrics.{i}.kind={metric.kind} measures a {' or '.join(metric.shapes)} model but model is "
-                f"{cfg.model.shape}: remove that metric"
+                f"evaluate.metrics.{i}.kind={metric.kind} needs a model that is {' or '.join(metric.shapes)}, but "
+                f"model is {cfg.model.shape}: remove that metric"
             )
     if isinstance(cfg.data.tokenizer, ByteTokenizer) and cfg.model.vocab_size < 259:
-        raise ValueError(f"model.vocab_size={cfg.model.vocab_size} is less than the 259 ids of the bytes tokenizer")
+        raise ValueError(
+            f"model.vocab_size={cfg.model.vocab_size} is less than the 259 ids of the bytes tokenizer: set 259 or more"
+        )
 
 
 def _check_best(cfg: RunConfig) -> None:
-    measured = [name for metric in cfg.evaluate.metrics for name in metric.values]
-    if cfg.checkpoint.keep_best and cfg.checkpoint.best not in measured:
+    reported = [name for metric in cfg.evaluate.metrics for name in metric.values]
+    if cfg.checkpoint.keep_best and cfg.checkpoint.best not in reported:
         raise ValueError(
-            f"checkpoint.best={cfg.checkpoint.best!r} is not measured by evaluate.metrics, which give: "
-            f"{', '.join(measured) or 'nothing'}: name one of them or set checkpoint.keep_best=0"
+            f"checkpoint.best={cfg.checkpoint.best!r} is not a value of evaluate.metrics, which report: "
+            f"{', '.join(reported) or 'nothing'}: name one of them or set checkpoint.keep_best=0"
         )
 
 

@@ -1,11 +1,11 @@
-"""Hugging Face directories to runs and back."""
+"""Conversion between Hugging Face directories and jaxformer models, in both directions."""
 
 from importlib import import_module
 
 from jaxformer.convert.format import Format
 from jaxformer.convert.sample import Sample
 
-# One line per file of formats. Export takes the first format that can hold a model, so the order matters.
+# The order matters: export uses the first format that can represent a model.
 _MODULES = [
     import_module(f"jaxformer.convert.{name}")
     for name in (

@@ -1,4 +1,4 @@
-"""Formats of BART and of Marian's translation models, which differ in their embeddings."""
+"""Formats of BART and of the Marian translation models, which differ in their embeddings."""
 
 from typing import Any
 
@@ -92,10 +92,11 @@ def _read_common(fields: Fields) -> dict[str, Any]:
     fields.require("is_encoder_decoder", True)
     fields.require("is_decoder", False)
     fields.require("do_blenderbot_90_layernorm", False)
-    # The first repeats encoder_layers. The second was never used; opus-mt stores its vocabulary size there.
+    # num_hidden_layers repeats encoder_layers. extra_pos_embeddings is unused; files of OPUS-MT store the vocabulary
+    # size in it.
     for name in ("num_hidden_layers", "extra_pos_embeddings"):
         fields.take(name, None)
-    for name in ("encoder_layerdrop", "decoder_layerdrop", "activation_dropout"):  # for training
+    for name in ("encoder_layerdrop", "decoder_layerdrop", "activation_dropout"):  # only used in training
         fields.take(name, None)
     return {
         "num_layers": fields.take("encoder_layers", 12),
@@ -167,7 +168,7 @@ FORMATS = (
         shape="encoder-decoder",
         entries=_ENTRIES,
         copies=_COPIES,
-        ignored=(r"model\.(encoder|decoder)\.embed_positions\.weight",),  # sines and cosines
+        ignored=(r"model\.(encoder|decoder)\.embed_positions\.weight",),  # sinusoidal positions, which are computed
     ),
 )
 

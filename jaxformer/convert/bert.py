@@ -1,4 +1,4 @@
-"""Format of BERT, also used by sentence encoders such as MiniLM, with the parts that other encoders import."""
+"""Format of BERT and of sentence encoders such as MiniLM, and the parts that other encoders share."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ _BLOCK = "encoder/{block}"
 
 
 def linear(theirs: str, ours: str, layout: str) -> list[Entry]:
-    """A kernel, stored output first, and its bias."""
+    """Return the rows of a PyTorch linear layer: a kernel of shape [outputs, inputs] and a bias."""
     out = layout.partition("->")[0].split(" ")[0]
     output_dims = "".join(layout.partition("->")[2].split()[1:])
     bias = {"NH": "(N H) -> N H"}.get(output_dims, f"{out} -> {out}")
@@ -26,7 +26,7 @@ def norm(theirs: str, ours: str) -> list[Entry]:
 
 
 def layer_entries(theirs: str, names: Mapping[str, str]) -> list[Entry]:
-    """One block; `names` are those of its parts below `theirs`."""
+    """Return the rows of one block; `names` are the module names below the prefix `theirs`."""
     rows: list[Entry] = []
     for part in "qkv":
         rows += linear(f"{theirs}.{names[part]}", f"{_BLOCK}/attention/{part}", "(N H) D -> D N H")
@@ -97,11 +97,11 @@ def architectures(stem: str) -> tuple[str, ...]:
 
 
 def read_heads(fields: Fields, files: ModelFiles, pooler: str) -> dict[str, Any]:
-    """The heads of an architecture; a bare model has a pooler if its files hold the tensor `pooler`."""
+    """Read which heads the architecture has; a headless model has a pooler if its files hold the tensor `pooler`."""
     num_classes = None
     if files.architecture.endswith("ForSequenceClassification"):
         num_classes = len(fields.take("id2label", None) or range(fields.take("num_labels", 2)))
-    is_bare = files.architecture.endswith("Model")  # none of these encoders has an LMHeadModel
+    is_bare = files.architecture.endswith("Model")  # no supported encoder class ends in LMHeadModel
     return {
         "masked_lm": files.architecture.endswith("ForMaskedLM"),
         "pooled": num_classes is not None or (is_bare and pooler in files.tensor_names),
@@ -118,7 +118,7 @@ def write_heads(model: ModelConfig, stem: str) -> dict[str, Any]:
 
 
 def read_encoder(fields: Fields, files: ModelFiles) -> dict[str, Any]:
-    """The options that BERT and RoBERTa share."""
+    """Read the options that BERT and RoBERTa share."""
     fields.require("is_decoder", False)
     fields.require("add_cross_attention", False)
     fields.require("position_embedding_type", "absolute")
@@ -138,7 +138,7 @@ def read_encoder(fields: Fields, files: ModelFiles) -> dict[str, Any]:
 
 
 def write_encoder(model: ModelConfig, stem: str) -> dict[str, Any]:
-    """The fields that BERT and RoBERTa share."""
+    """Return the config.json fields that BERT and RoBERTa share."""
     block, position = model.encoder.pattern[0], model.embedding.position
     return {
         "num_hidden_layers": model.encoder.num_layers,
@@ -147,7 +147,7 @@ def write_encoder(model: ModelConfig, stem: str) -> dict[str, Any]:
         "intermediate_size": block.mlp.dim,
         "hidden_act": write_activation(block.mlp.activation),
         "layer_norm_eps": block.norm.eps,
-        "type_vocab_size": model.embedding.num_types or None,  # these formats cannot say that there are no types
+        "type_vocab_size": model.embedding.num_types or None,  # the formats require token types
         "vocab_size": model.vocab_size,
         "max_position_embeddings": position.max_length + position.offset if isinstance(position, Learned) else None,
         "tie_word_embeddings": model.head is None or model.head.tied,
@@ -182,7 +182,7 @@ FORMATS = (
             "cls.predictions.decoder.weight": "{base}embeddings.word_embeddings.weight",
             "cls.predictions.decoder.bias": "cls.predictions.bias",
         },
-        # Checkpoints are published with heads that the architecture in config.json does not use.
+        # Published checkpoints contain heads that the architecture in config.json does not have.
         ignored=(*IGNORED, r"cls\..*", r"(bert\.)?pooler\..*"),
         renamed=RENAMED,
     ),

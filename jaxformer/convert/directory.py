@@ -1,6 +1,5 @@
-"""A Hugging Face directory as a model: its config, and its parameters loaded straight into their sharding."""
+"""Loads a Hugging Face directory: its model config, and its parameters directly into their sharding."""
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -17,40 +16,45 @@ from jaxformer.config import ModelConfig
 from jaxformer.config.overrides import explained
 from jaxformer.convert import FORMATS
 from jaxformer.convert.export import CONFIG, model_bindings
-from jaxformer.convert.fields import Fields
+from jaxformer.convert.fields import Fields, read_json
 from jaxformer.convert.format import Format, ModelFiles
+from jaxformer.convert.generation import ID_FIELDS, read_generation_fields
 from jaxformer.convert.tables import Binding, bindings, flat_shapes
 from jaxformer.convert.weights import DTYPES, Weights
 from jaxformer.errors import UserError
 from jaxformer.layers import abstract_params
 from jaxformer.typing import Params, PyTree
 
-# A larger block of several layers goes to its device layer by layer, so that the host never holds all of it.
+# Shards of stacked parameters above this size are copied to the device layer by layer to save host memory.
 STAGED_BYTES = 16 * 2**20
 
 Bounds = tuple[tuple[int, int], ...]
-"""Start and stop along every axis of a parameter."""
+"""Start and stop of a shard along every axis of a parameter."""
 Sources = Mapping[tuple[int, ...], tuple[Binding, int]]
-"""For one parameter: by index of layer and expert, the tensor and the part of it that hold this slice."""
+"""The source of each (layer, expert) slice of one parameter: a tensor, and the index of the part if it is fused."""
 
 
 def is_hugging_face(directory: str | Path) -> bool:
-    """Whether config.json is that of a Hugging Face model; a run's has no model type."""
+    """Whether config.json describes a Hugging Face model; the config.json of a run has no `model_type`."""
     path = Path(directory) / CONFIG
-    return path.is_file() and "model_type" in _read_json(path)
+    return path.is_file() and "model_type" in read_json(path)
 
 
 class HuggingFaceDirectory:
-    """The model of a directory, all tensors checked against config.json; `params` reads their contents."""
+    """The model in a Hugging Face directory.
+
+    The constructor checks names, shapes and dtypes of the tensors against config.json; `params` reads their contents.
+    """
 
     def __init__(self, directory: str | Path) -> None:
         self.path = Path(directory)
         if not (self.path / CONFIG).is_file():
             raise UserError(f"'{directory}' has no {CONFIG}: name a directory that save_pretrained wrote")
-        values = _read_json(self.path / CONFIG)
+        values = read_json(self.path / CONFIG)
         self.format, self.architecture = _find_architecture(values, self.path / CONFIG)
         self._weights = Weights(self.path)
         names = frozenset(self._weights.tensors)
+        # Some published files, such as GPT-2's, lack the prefix although the model has a head.
         self.base = self.format.base if any(n.startswith(self.format.base) for n in names) else ""
         fields = Fields(_with_generation_ids(values, self.path), str(self.path / CONFIG))
         self.model = _read_model(self.format, fields, ModelFiles(self.architecture, names))
@@ -58,14 +62,14 @@ class HuggingFaceDirectory:
 
     @cached_property
     def dtypes(self) -> dict[str, np.dtype]:
-        """The dtype of every tensor, by the name that export gives it."""
+        """The dtype of every tensor, keyed by the name that export writes."""
         written = model_bindings(self.format, self.model, self.architecture)
         pairs = zip(written, self._bindings, strict=True)
         return {new.name: DTYPES[self._weights.tensors[self._stored_name(old.name)].dtype] for new, old in pairs}
 
     @property
     def dtype(self) -> np.dtype:
-        """The dtype of most of the weights."""
+        """The dtype that most of the weights have, counted by elements."""
         sizes: dict[np.dtype, int] = {}
         for binding, dtype in zip(self._bindings, self.dtypes.values(), strict=True):
             sizes[dtype] = sizes.get(dtype, 0) + math.prod(binding.shape)
@@ -73,7 +77,7 @@ class HuggingFaceDirectory:
 
     # ------------------------------------------------------------ parameters
     def params(self, abstract: PyTree) -> Params:
-        """The parameters with the dtypes and shardings of `abstract`, made from one tensor of the files at a time."""
+        """Load the parameters with the dtypes and shardings of `abstract`, reading one tensor at a time."""
         sources: dict[str, dict[tuple[int, ...], tuple[Binding, int]]] = {}
         for binding in self._bindings:
             for number, part in enumerate(binding.parts):
@@ -85,7 +89,7 @@ class HuggingFaceDirectory:
         return jax.tree_util.tree_map_with_path(make, abstract)
 
     def _make_param(self, sources: Sources, leaf: jax.ShapeDtypeStruct) -> jax.Array:
-        """One parameter, whose shards go to their devices one after another."""
+        """Load one parameter, shard by shard."""
         # Devices that hold the same shard share one read of the files.
         holders: dict[Bounds, list[jax.Device]] = {}
         for device, where in leaf.sharding.addressable_devices_indices_map(leaf.shape).items():
@@ -97,10 +101,11 @@ class HuggingFaceDirectory:
         return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, shards)
 
     def _shards(self, sources: Sources, bounds: Bounds, dtype: np.dtype, devices: list[jax.Device]) -> list[jax.Array]:
-        """The same shard on several devices, assembled from the tensors of its layers and experts."""
+        """Assemble a shard from the tensors of its layers and experts, and copy it to each of the devices."""
         shape = [stop - start for start, stop in bounds]
         num_lead = len(next(iter(sources)))  # axes over layers and experts
         inside = tuple(slice(*bound) for bound in bounds[num_lead:])
+        # The leading axes may be sharded too: keep only the layers and experts of this shard, counted from its start.
         parts = [
             (tuple(i - start for i, (start, _) in zip(index, bounds, strict=False)), *source)
             for index, source in sources.items()
@@ -115,7 +120,7 @@ class HuggingFaceDirectory:
         for target, binding, number in parts:
             row = np.ascontiguousarray(self._read_part(binding, number)[inside], dtype)
             shards = [_set_row(shard, jax.device_put(row, shard.device), target) for shard in shards]
-            # Transfers are asynchronous: without waiting, rows of many layers would be in host memory at once.
+            # Transfers are asynchronous: without this, the host would hold many layers at once.
             jax.block_until_ready(shards)
         return shards
 
@@ -125,7 +130,7 @@ class HuggingFaceDirectory:
 
     # ------------------------------------------------------------ checks
     def _bind(self) -> list[Binding]:
-        """Every parameter with its tensor; raises if a tensor is missing, unknown or has another shape."""
+        """Match parameters and tensors; raise if a tensor is missing or unknown, or its shape or dtype is wrong."""
         shapes = flat_shapes(abstract_params(self.model)[0])
         bound = bindings(self.format.table(self.model), self.model, shapes, self.base)
         tensors = self._weights.tensors
@@ -134,19 +139,19 @@ class HuggingFaceDirectory:
             if stored not in tensors:
                 raise UserError(
                     f"'{self.path}': tensor '{binding.name}' of shape {binding.shape} is missing: "
-                    f"the weights are not those of {CONFIG}, or a weight file is missing"
+                    f"the weights do not match {CONFIG}, or a weight file is missing"
                 )
             if tensors[stored].shape != binding.shape:
                 raise UserError(
-                    f"'{tensors[stored].file}': tensor '{stored}' has shape {tensors[stored].shape}, but by "
-                    f"{CONFIG} it must have {binding.shape}: correct the field that gives this size"
+                    f"'{tensors[stored].file}': tensor '{stored}' has shape {tensors[stored].shape}, but "
+                    f"{CONFIG} requires {binding.shape}: correct the field that sets this size"
                 )
             self._check_dtype(stored)
         self._check_unbound(set(tensors) - {self._stored_name(binding.name) for binding in bound})
         return bound
 
     def _stored_name(self, name: str) -> str:
-        """The name of a tensor in the files, which may be an older one."""
+        """The name of a tensor in the files, which may still have its old name."""
         if name in self._weights.tensors:
             return name
         for old, new in self.format.renamed.items():
@@ -155,7 +160,7 @@ class HuggingFaceDirectory:
         return name
 
     def _check_unbound(self, names: set[str]) -> None:
-        """Raise unless every tensor without a parameter is a copy of another one or known to be unused."""
+        """Raise unless every tensor without a parameter is a copy of a tied weight or listed in `Format.ignored`."""
         copies = {copy: original.format(base=self.base) for copy, original in self.format.copies.items()}
         for name in sorted(names):
             if name in copies:
@@ -164,7 +169,7 @@ class HuggingFaceDirectory:
                 tensor = self._weights.tensors[name]
                 raise UserError(
                     f"'{tensor.file}': tensor '{name}' of shape {tensor.shape} belongs to no parameter of "
-                    f"{self.architecture}: the weights are not those of {CONFIG}"
+                    f"{self.architecture}: the weights do not match {CONFIG}"
                 )
 
     def _check_copy(self, name: str, original: str) -> None:
@@ -172,10 +177,10 @@ class HuggingFaceDirectory:
         if np.array_equal(self._weights.read(name), self._weights.read(self._stored_name(original))):
             return
         can_untie = name in {row.name for row in self.format.table(self.model)}
-        remedy = "set tie_word_embeddings to false" if can_untie else "a model with both is not supported"
+        remedy = "set tie_word_embeddings to false" if can_untie else "this architecture cannot untie them"
         raise UserError(
-            f"'{self._weights.tensors[name].file}': tensor '{name}' differs from '{original}', but by {CONFIG} they "
-            f"are tied: {remedy}"
+            f"'{self._weights.tensors[name].file}': tensor '{name}' differs from '{original}', but {CONFIG} ties "
+            f"them: {remedy}"
         )
 
     def _check_dtype(self, name: str) -> None:
@@ -183,11 +188,11 @@ class HuggingFaceDirectory:
         if tensor.dtype not in DTYPES:
             raise UserError(
                 f"'{tensor.file}': tensor '{name}' has dtype {tensor.dtype}, which is not supported: "
-                f"save the model in one of {', '.join(DTYPES)}"
+                f"save the model with one of the dtypes {', '.join(DTYPES)}"
             )
 
 
-@partial(jax.jit, donate_argnums=0)
+@partial(jax.jit, donate_argnums=0)  # without donation, every layer would copy the whole shard
 def _set_row(shard: jax.Array, row: jax.Array, index: tuple[int, ...]) -> jax.Array:
     return shard.at[index].set(row)
 
@@ -199,53 +204,38 @@ def _read_model(format: Format, fields: Fields, files: ModelFiles) -> ModelConfi
     except UserError:
         raise
     except ValidationError as error:
-        raise UserError(f"{fields.where}: no such model can be built: {'; '.join(explained(error))}") from None
+        raise UserError(
+            f"{fields.where}: the fields do not form a valid model: {'; '.join(explained(error))}"
+        ) from None
     except (ValueError, TypeError, ArithmeticError) as error:
-        raise UserError(f"{fields.where}: no such model can be built: {error}") from None
+        raise UserError(f"{fields.where}: the fields do not form a valid model: {error}") from None
     fields.finish()
     return model
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"'{path}' is not valid JSON ({error})") from None
-    except OSError as error:
-        raise UserError(f"'{path}' cannot be read ({error.strerror})") from None
-    if not isinstance(values, dict):
-        raise UserError(f"'{path}' does not hold a JSON object")
-    return values
-
-
 def _find_architecture(values: Mapping[str, Any], where: Path) -> tuple[Format, str]:
-    """The format of a config.json and the architecture it names."""
+    """Return the format and the architecture that a config.json names."""
     model_type = values.get("model_type")
     if not isinstance(model_type, str) or model_type not in FORMATS:
-        raise UserError(f"'{where}': model_type = {model_type!r} is not supported; there are: {', '.join(FORMATS)}")
+        raise UserError(f"'{where}': model_type = {model_type!r} is not supported; supported: {', '.join(FORMATS)}")
     if "quantization_config" in values:
         method = (values["quantization_config"] or {}).get("quant_method")
         raise UserError(
-            f"'{where}': quantization_config: quantized weights ({method}) are not supported: "
-            "use the model they were made from"
+            f"'{where}': quantization_config: quantized weights ({method}) are not supported: use the unquantized model"
         )
     format = FORMATS[model_type]
-    listed = values.get("architectures") or [format.architectures[0]]
-    if not isinstance(listed, list):
-        raise UserError(f"'{where}': architectures = {listed!r} must be a list")
-    if listed[0] not in format.architectures:
+    names = values.get("architectures") or [format.architectures[0]]
+    if not isinstance(names, list):
+        raise UserError(f"'{where}': architectures = {names!r} must be a list")
+    if names[0] not in format.architectures:
         raise UserError(
-            f"'{where}': architecture '{listed[0]}' of {model_type} is not supported; "
-            f"there are: {', '.join(format.architectures)}"
+            f"'{where}': architecture '{names[0]}' of {model_type} is not supported; "
+            f"supported: {', '.join(format.architectures)}"
         )
-    return format, listed[0]
+    return format, names[0]
 
 
 def _with_generation_ids(values: Mapping[str, Any], directory: Path) -> dict[str, Any]:
-    """The fields of config.json with the token ids of generation_config.json, which take precedence."""
-    path = directory / "generation_config.json"
-    if not path.is_file():
-        return dict(values)
-    names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
-    generation = _read_json(path)
-    return dict(values) | {name: generation[name] for name in names if generation.get(name) is not None}
+    """Return the fields of config.json, with its token ids replaced by those in generation_config.json."""
+    generation = read_generation_fields(directory) or {}
+    return dict(values) | {name: generation[name] for name in ID_FIELDS if generation.get(name) is not None}

@@ -1,4 +1,4 @@
-"""Format of DistilBERT: BERT without token types, under names of its own."""
+"""Format of DistilBERT: BERT without token types, with different tensor names."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ _ENTRIES = (
 
 def _read(fields: Fields, files: ModelFiles) -> ModelConfig:
     vocab_size = fields.take("vocab_size", 30_522)
-    fields.take("sinusoidal_pos_embds", False)  # how the table was initialised; it is stored either way
+    fields.take("sinusoidal_pos_embds", False)  # only affects initialisation: the embeddings are always stored
     return distilbert(
         num_layers=fields.take("n_layers", 6),
         embed_dim=fields.take("dim", 768),

@@ -1,4 +1,4 @@
-"""A model and its parameters as a Hugging Face directory."""
+"""Writes a model and its parameters as a Hugging Face directory."""
 
 import json
 from collections.abc import Mapping
@@ -22,12 +22,13 @@ CONFIG = "config.json"
 
 
 def find_format(model: ModelConfig, model_type: str | None = None) -> tuple[Format, dict[str, Any]]:
-    """The first format that can hold a model, and the fields of its config.json.
+    """Return the first format that can represent a model, and the fields of its config.json.
 
-    A format can hold a model if it reads the fields it wrote back as the same model, training settings aside.
+    A format can represent a model if reading the fields that it writes gives the same model. Training-only settings
+    such as dropout may differ.
     """
     if model_type is not None and model_type not in FORMATS:
-        raise UserError(f"no Hugging Face format '{model_type}'; there are: {', '.join(FORMATS)}")
+        raise UserError(f"unknown Hugging Face format '{model_type}'; supported: {', '.join(FORMATS)}")
     reasons = []
     for format in [FORMATS[model_type]] if model_type else FORMATS.values():
         if format.shape == model.shape:
@@ -36,12 +37,14 @@ def find_format(model: ModelConfig, model_type: str | None = None) -> tuple[Form
                 return format, {"model_type": format.model_type, **fields}
             reasons.append(f"  {format.model_type}: {reason}")
     if not reasons:
-        raise UserError(f"the Hugging Face format '{model_type}' cannot hold this model: it is not {model.shape}")
+        raise UserError(
+            f"the Hugging Face format '{model_type}' cannot hold this model: the format is not {model.shape}"
+        )
     raise UserError("no Hugging Face format can hold this model:\n" + "\n".join(reasons))
 
 
 def _try_format(format: Format, model: ModelConfig) -> tuple[dict[str, Any], str | None]:
-    """The fields that a format writes, and the reason why they do not describe the model; none if they do."""
+    """Return the fields that a format writes and the reason why it cannot represent the model, or None if it can."""
     if getattr(model.decoder, "kind", "transformer") != "transformer":
         return {}, "it has no recurrent layers"
     try:
@@ -50,7 +53,7 @@ def _try_format(format: Format, model: ModelConfig) -> tuple[dict[str, Any], str
         names = frozenset(b.name for b in model_bindings(format, model, architecture))
         again = format.read(Fields(fields, CONFIG), ModelFiles(architecture, names))
     except (AttributeError, ValueError, TypeError) as error:
-        # The format expects config classes that a model of another kind does not have.
+        # Formats access fields that only their own kind of model has, such as `block.mlp.dim`.
         return {}, f"its structure differs ({str(error).splitlines()[0]})"
     return fields, _difference(_computation(model), _computation(again))
 
@@ -68,7 +71,7 @@ def export_model(
     """Write config.json and the weights into an existing directory.
 
     Args:
-      dtypes: by tensor name, where they differ from `dtype`.
+      dtypes: the dtypes that differ from `dtype`, by tensor name.
     """
     format, fields = find_format(model, model_type)
     plans = [
@@ -81,12 +84,12 @@ def export_model(
 
 
 def model_bindings(format: Format, model: ModelConfig, architecture: str) -> list[Binding]:
-    """The tensors of a model's file; raises if a parameter has no tensor."""
+    """Return the tensors of a model's file; raise if the format has no tensor for a parameter."""
     shapes = flat_shapes(abstract_params(model)[0])
     bound = bindings(format.table(model), model, shapes, format.base_of(architecture))
     covered = {part.path for binding in bound for part in binding.parts}
-    if left := sorted(set(shapes) - covered):
-        raise ValueError(f"no name for parameter {left[0]}")
+    if missing := sorted(set(shapes) - covered):
+        raise ValueError(f"it has no tensor for parameter {missing[0]}")
     return bound
 
 
@@ -103,12 +106,12 @@ def _slice(params: Params, part: Part) -> np.ndarray:
 
 
 # ---------------------------------------------------------------- comparison of models
-# Fields that only training uses, which no format needs to keep.
+# Fields that only training uses: a format need not preserve them.
 _TRAINING = frozenset(("dropout", "init", "load_balance", "router_z"))
 
 
 def _computation(tree: Any) -> Any:
-    """The part of a config that decides what a model computes, with defaults filled in."""
+    """Return the fields that determine the model's output; defaults are filled in, so equivalent configs are equal."""
     if isinstance(tree, ModelConfig):
         return _computation(tree.model_dump(mode="json"))
     if isinstance(tree, list):
@@ -122,12 +125,12 @@ def _computation(tree: Any) -> Any:
     if kept.get("kind") == "rms":
         kept["bias"] = False
     if kept.get("kind") == "rope" and kept["fraction"] == 1.0:
-        kept["pairing"] = "either"  # the tables reorder the channels
+        kept["pairing"] = "either"  # the tables convert between both pairings
     return kept
 
 
 def _difference(ours: Any, theirs: Any, path: str = "") -> str | None:
-    """The first field in which two configs differ, in words; none if they are equal."""
+    """Describe the first field in which two configs differ; None if they are equal."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         for name in ours:
             below = _difference(ours[name], theirs.get(name), f"{path}.{name}" if path else name)

@@ -1,7 +1,9 @@
-"""Strict reading of config.json: an unknown field that may change what the model computes is an error."""
+"""Strict reading of config.json: an unknown field is an error, because it may change the model's output."""
 
+import json
 import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from jaxformer.config import (
@@ -18,7 +20,7 @@ from jaxformer.errors import UserError
 
 REQUIRED = object()
 
-# Fields that do not change what a model computes: bookkeeping, training, defaults of text generation.
+# Fields that do not change the model's output: metadata, training options and generation defaults.
 NEUTRAL = frozenset(
     """
     _name_or_path architectures auto_map dtype torch_dtype transformers_version model_type use_cache return_dict
@@ -38,7 +40,7 @@ NEUTRAL = frozenset(
     force_bos_token_to_be_generated save_step predict_special_tokens eos_token_ids xla_device directionality
     pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type
     sentence_transformers sbert_ce_default_activation_function unsloth_version unsloth_fixed max_sequence_length
-    """.split()  # noqa: SIM905 - seventy lines otherwise
+    """.split()  # noqa: SIM905 - a list literal would take seventy lines
 )
 
 ACTIVATIONS: Mapping[str, Activation] = {
@@ -52,13 +54,13 @@ ACTIVATIONS: Mapping[str, Activation] = {
 }
 
 
-# Per type of the default: what a value must be, in words, and a check. Ranges are checked by the model's config.
+# Requirements on a value by the type of its default: a description and a check. ModelConfig checks ranges.
 _KINDS: Mapping[type, tuple[str, Callable[[Any], bool]]] = {
     object: ("a number above 0", lambda value: _is_number(value) and value > 0),
     bool: ("true or false", lambda value: isinstance(value, bool)),
     int: ("a number", lambda value: _is_number(value)),
     float: ("a number", lambda value: _is_number(value)),
-    str: ("a text", lambda value: isinstance(value, str)),
+    str: ("a string", lambda value: isinstance(value, str)),
 }
 
 
@@ -66,14 +68,31 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a file that holds one JSON object."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"'{path}' is not valid JSON ({error})") from None
+    except OSError as error:
+        raise UserError(f"'{path}' cannot be read ({error.strerror})") from None
+    if not isinstance(values, dict):
+        raise UserError(f"'{path}' does not hold a JSON object")
+    return values
+
+
 class Fields:
-    """The fields of one config.json; `finish` raises if one that matters was never read."""
+    """The fields of one config.json; `finish` raises if a field outside `NEUTRAL` was never read."""
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
         self._values, self._seen, self.where = dict(values), set(NEUTRAL), where
 
     def take(self, name: str, default: Any = REQUIRED) -> Any:
-        """A field's value, of the type of the default; a null counts as absent. Required fields are sizes."""
+        """Return the value of a field, or the default if it is null or absent.
+
+        The value must be a bool, a number or a string like the default; it is not checked if the default is None.
+        A field without a default is required and must be a number above 0.
+        """
         self._seen.add(name)
         value = self._values.get(name)
         if value is None and default is REQUIRED:
@@ -86,7 +105,7 @@ class Fields:
         return value
 
     def nullable(self, name: str, default: Any) -> Any:
-        """A field in which a null differs from absence."""
+        """Return the value of a field, which may be null; the default applies only if the field is absent."""
         self._seen.add(name)
         return self._values.get(name, default)
 
@@ -96,20 +115,20 @@ class Fields:
         if value not in allowed:
             shown = " or ".join(repr(a) for a in allowed)
             raise UserError(
-                f"{self.where}: {name} = {value!r} is not supported, only {shown}: it would change the maths"
+                f"{self.where}: {name} = {value!r} is not supported: it changes the model's output; supported: {shown}"
             )
 
     def activation(self, name: str, default: str) -> Activation:
         value = self.take(name, default)
         if value not in ACTIVATIONS:
-            raise UserError(f"{self.where}: {name} = {value!r} is not supported; there are: {', '.join(ACTIVATIONS)}")
+            raise UserError(f"{self.where}: {name} = {value!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[value]
 
     def special_ids(self, vocab_size: int, **defaults: int) -> SpecialIds:
-        """Token ids of bos, eos, pad and decoder start.
+        """Return the token ids of bos, eos, pad and decoder start.
 
-        Absence means the default; a null or a negative id means none. Ids outside the vocabulary, which transformers
-        accepts and tiny test models often have, mean none too, with a warning.
+        An absent field has its default; a null or negative id means that there is no such token. Ids outside the
+        vocabulary, which transformers accepts and tiny test models often have, are ignored with a warning.
         """
         kept: dict[str, tuple[int, ...]] = {}
         outside = []
@@ -128,26 +147,26 @@ class Fields:
         return SpecialIds(eos=kept["eos"], **single)
 
     def finish(self) -> None:
-        """Raise if a field is left that no reader asked for."""
-        left = sorted(name for name, value in self._values.items() if name not in self._seen and value is not None)
-        if left:
-            shown = ", ".join(f"{name} = {self._values[name]!r}" for name in left)
-            raise UserError(f"{self.where}: not understood, and may change the maths: {shown}")
+        """Raise if a field was never read."""
+        unread = sorted(name for name, value in self._values.items() if name not in self._seen and value is not None)
+        if unread:
+            shown = ", ".join(f"{name} = {self._values[name]!r}" for name in unread)
+            raise UserError(f"{self.where}: unknown fields, which may change the model's output: {shown}")
 
 
-# ---------------------------------------------------------------- rotary positions
+# ---------------------------------------------------------------- RoPE
 def read_rope(fields: Fields, context_length: int, theta: float = 10_000.0, layers: str | None = None) -> Rope:
-    """Rotary positions from `rope_parameters`, or from the older fields `rope_theta` and `rope_scaling`.
+    """Read RoPE from `rope_parameters`, or from the older fields `rope_theta` and `rope_scaling`.
 
     Args:
-      layers: the key in `rope_parameters` of models with different positions per kind of layer.
+      layers: the key in `rope_parameters` if local and global layers have different RoPE, such as `full_attention`.
     """
     options = fields.take("rope_parameters", None)
     older = fields.take("rope_scaling", None)
     base = fields.take("rope_theta", theta)
     for name, value in (("rope_parameters", options), ("rope_scaling", older)):
         if not isinstance(value, dict | None):
-            raise UserError(f"{fields.where}: {name} = {value!r} must be an object")
+            raise UserError(f"{fields.where}: {name} = {value!r} must be a JSON object")
     if options is None:
         options = dict(older or {})
     elif layers is not None and any(isinstance(value, dict) for value in options.values()):
@@ -158,13 +177,13 @@ def read_rope(fields: Fields, context_length: int, theta: float = 10_000.0, laye
     fraction = options.pop("partial_rotary_factor", fields.take("partial_rotary_factor", 1.0))
     base = options.pop("rope_theta", base)
     if not isinstance(kind, str) or kind not in _SCALINGS:
-        raise UserError(f"{fields.where}: rope_type = {kind!r} is not supported; there are: {', '.join(_SCALINGS)}")
+        raise UserError(f"{fields.where}: rope_type = {kind!r} is not supported; supported: {', '.join(_SCALINGS)}")
     try:
         scaling = _SCALINGS[kind](options, context_length)
     except KeyError as missing:
         raise UserError(f"{fields.where}: rope parameter {missing} is missing with rope_type '{kind}'") from None
     if options:
-        raise UserError(f"{fields.where}: rope parameters not understood with rope_type {kind!r}: {options}")
+        raise UserError(f"{fields.where}: unknown rope parameters for rope_type {kind!r}: {options}")
     return Rope(theta=base, fraction=fraction, scaling=scaling)
 
 
@@ -238,7 +257,7 @@ def write_rope(rope: Rope) -> dict[str, Any]:
 
 # ---------------------------------------------------------------- writing
 def write_activation(activation: Activation) -> str:
-    """The name that current transformers uses."""
+    """Return the name of an activation in current versions of transformers."""
     names = {"gelu_tanh": "gelu_pytorch_tanh"}
     return names.get(activation, activation)
 

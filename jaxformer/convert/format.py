@@ -12,37 +12,37 @@ Shape = Literal["encoder-decoder", "decoder-only", "encoder-only"]
 
 
 class ModelFiles(NamedTuple):
-    """What a reader may use besides the fields of config.json."""
+    """Information that `Format.read` gets in addition to the fields of config.json."""
 
     architecture: str
     tensor_names: frozenset[str]
-    """Names of the tensors in the weight files: some choices, such as a tied output, show only there."""
+    """Names of the tensors in the weight files. T5, for example, has tied embeddings if `lm_head.weight` is absent."""
 
 
 @dataclass(frozen=True)
 class Format:
     model_type: str
     architectures: tuple[str, ...]
-    """Class names in config.json that can be read."""
+    """Supported values of `architectures` in config.json."""
     read: Callable[[Fields, ModelFiles], ModelConfig]
     write: Callable[[ModelConfig], dict[str, Any]]
-    """Returns the fields of config.json, including `architectures`. A format can hold a model if `read` turns these
-    fields back into the same model."""
+    """Returns the fields of config.json, including `architectures`. A format can represent a model if `read` turns
+    these fields back into the same model."""
     shape: Shape
     entries: tuple[Entry, ...] | Callable[[ModelConfig], tuple[Entry, ...]]
-    """The table of tensor names, or a function that makes it where names depend on the model."""
+    """The table of tensor names, or a function that builds it if the names depend on the model config."""
     base: str = ""
-    """Prefix that tensor names have in a model with a head and lack in the bare model."""
+    """Prefix of the tensor names in a model with a head, such as `bert.`; the model without a head has no prefix."""
     bare: str | None = None
-    """The architecture without a head."""
+    """Class name of the model without a head, such as `BertModel`; None if it is not supported."""
     copies: Mapping[str, str] = field(default_factory=dict)
-    """Tensors that must equal another one where weights are tied, and the name of that other one."""
+    """Redundant copies of tied weights: the name of each copy, and of the tensor that it must equal."""
     ignored: tuple[str, ...] = ()
-    """Patterns of tensor names that are not part of the model: constants, and heads of other architectures."""
+    """Regular expressions for tensors that are not loaded: constant buffers, and heads of other architectures."""
     renamed: Mapping[str, str] = field(default_factory=dict)
-    """Suffixes of tensor names in older files, and what they are called now."""
+    """Old tensor name suffixes, such as `.gamma`, and their current names."""
     tokenizer_class: str | None = None
-    """The class that AutoTokenizer uses regardless of the tokenizer's files; none where it follows the files."""
+    """The class that AutoTokenizer always uses for this model type; None if the tokenizer's files choose the class."""
 
     def table(self, model: ModelConfig) -> tuple[Entry, ...]:
         return self.entries(model) if callable(self.entries) else self.entries

@@ -1,4 +1,4 @@
-"""Formats of Gemma, Gemma 2 and the text part of Gemma 3: Llama's tensors, and more norms."""
+"""Formats of Gemma, Gemma 2 and the text part of Gemma 3: Llama's tensors; Gemma 2 and 3 have additional norms."""
 
 from collections.abc import Callable
 from typing import Any
@@ -49,7 +49,7 @@ def _shared(fields: Fields, context_length: int, num_kv_heads: int) -> dict[str,
 
 
 def _activation(fields: Fields) -> Activation:
-    """The activation; `hidden_act: gelu` of the first release means the tanh approximation."""
+    """Read the activation; `hidden_act: gelu` in files of the first release means the tanh approximation."""
     older = fields.activation("hidden_act", "gelu_pytorch_tanh")
     return fields.activation("hidden_activation", "gelu_pytorch_tanh" if older in ("gelu", "gelu_tanh") else older)
 
@@ -78,7 +78,7 @@ def _read_gemma3(fields: Fields, files: ModelFiles) -> ModelConfig:
     length = fields.take("max_position_embeddings", 131_072)
     shared = _shared(fields, length, num_kv_heads=4)
     period = fields.take("sliding_window_pattern", fields.take("_sliding_window_pattern", 6))
-    mostly = [(i + 1) % period != 0 for i in range(shared["num_layers"])]
+    local_by_default = [(i + 1) % period != 0 for i in range(shared["num_layers"])]
     theta = fields.take("rope_local_base_freq", 10_000.0)
     rope_parameters = fields.take("rope_parameters", None)
     local_rope = Rope(theta=theta) if rope_parameters is None else read_rope(fields, length, theta, "sliding_attention")
@@ -87,7 +87,7 @@ def _read_gemma3(fields: Fields, files: ModelFiles) -> ModelConfig:
         rope=read_rope(fields, length, 1e6, "full_attention"),
         local_rope=local_rope,
         window=fields.nullable("sliding_window", 4096),
-        local=read_local_layers(fields, shared["num_layers"], mostly),
+        local=read_local_layers(fields, shared["num_layers"], local_by_default),
         query_scalar=fields.take("query_pre_attn_scalar", 256),
         attention_softcap=fields.take("attn_logit_softcapping", None),
         head_softcap=fields.take("final_logit_softcapping", None),
@@ -113,6 +113,7 @@ def _write_gemma3(model: ModelConfig) -> dict[str, Any]:
 def _write_common(model: ModelConfig, architecture: str) -> dict[str, Any]:
     block, head = model.decoder.pattern[0], model.head
     scale = block.attention.scale or block.attention.head_dim**-0.5
+    # The scale is query_pre_attn_scalar ** -0.5; published files hold integers.
     scalar = round(scale**-2) if abs(scale**-2 - round(scale**-2)) < 1e-6 else scale**-2
     return without(write_shape(model, architecture), "hidden_act") | {
         "hidden_activation": write_activation(block.mlp.activation),
@@ -150,7 +151,7 @@ FORMATS = (
 
 _GEMMA2 = WIDE_HEADS | {"sliding_window": 8, "query_pre_attn_scalar": 24}
 _GEMMA3 = WIDE_HEADS | {
-    "num_hidden_layers": 7,  # more than one period of five local layers and a global one
+    "num_hidden_layers": 7,  # more than one period, which has five local layers and one global layer
     "sliding_window": 8,
     "rope_parameters": {
         "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},

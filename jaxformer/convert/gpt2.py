@@ -1,4 +1,4 @@
-"""Format of GPT-2: `Conv1D` kernels are stored input first, and query, key and value are one tensor."""
+"""Format of GPT-2: `Conv1D` kernels have shape [inputs, outputs], and query, key and value are one fused tensor."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def _read(fields: Fields, files: ModelFiles) -> ModelConfig:
     fields.require("scale_attn_weights", True)
     fields.require("scale_attn_by_inverse_layer_idx", False)
     fields.require("add_cross_attention", False)
-    fields.take("reorder_and_upcast_attn", False)  # a matter of precision, and attention is in float32 here
+    fields.take("reorder_and_upcast_attn", False)  # only affects precision: attention logits are always float32
     embed_dim, vocab_size = fields.take("n_embd", 768), fields.take("vocab_size", 50_257)
     return gpt2(
         num_layers=fields.take("n_layer", 12),
@@ -86,7 +86,7 @@ FORMATS = (
         entries=_ENTRIES,
         base="transformer.",
         copies={"lm_head.weight": "{base}wte.weight"},
-        ignored=(r".*\.attn\.(bias|masked_bias)",),  # masks of older releases
+        ignored=(r".*\.attn\.(bias|masked_bias)",),  # causal masks, which older releases saved
     ),
 )
 

@@ -1,6 +1,6 @@
-"""Where a model's files are: a directory, or a repository of the Hugging Face hub downloaded into the hub's cache.
+"""Finds a model's files: in a local directory, or in a Hugging Face Hub repository, which is downloaded to the cache.
 
-`HF_HOME`, `HF_HUB_OFFLINE` and the token of `hf auth login` apply as usual.
+The environment variables `HF_HOME` and `HF_HUB_OFFLINE` and the token of `hf auth login` apply as usual.
 """
 
 import re
@@ -19,20 +19,20 @@ from huggingface_hub.errors import (
 
 from jaxformer.errors import UserError
 
-# Data only: reading a pickle (.bin, .pt) can run code.
+# No pickles (.bin, .pt): loading them can run code.
 READ = ("*.json", "*.safetensors", "*.model", "*.spm", "merges.txt", "vocab.*", "chat_template.jinja")
-# Folders and Mistral's own files hold the same weights for other programs.
+# Subdirectories and Mistral's consolidated files hold copies of the weights for other programs.
 IGNORED = ("*/*", "consolidated*.safetensors")
-# A Path collapses the two slashes into one.
+# One slash is accepted too: pathlib.Path turns `hf://` into `hf:/`.
 REPOSITORY = re.compile(r"hf:/{1,2}(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.ASCII)
 
 
 def local_directory(path: str | Path) -> Path:
-    """The directory itself, or the downloaded files of `hf://org/name` or `hf://org/name@revision`."""
+    """Return the path of a local directory, or of the downloaded `hf://org/name` or `hf://org/name@revision`."""
     if str(path).startswith("hf:"):
         return _download(str(path))
     if not Path(path).exists():
-        raise UserError(f"'{path}' does not exist: correct the path, or write hf://org/name to fetch from the hub")
+        raise UserError(f"'{path}' does not exist: correct the path, or write hf://org/name to fetch from the Hub")
     if not Path(path).is_dir():
         raise UserError(f"'{path}' is a file: name the directory that holds it")
     return Path(path)
@@ -41,7 +41,9 @@ def local_directory(path: str | Path) -> Path:
 def _download(address: str) -> Path:
     match = REPOSITORY.fullmatch(address)
     if match is None:
-        raise UserError(f"'{address}' names no repository: write hf://org/name or hf://org/name@revision")
+        raise UserError(
+            f"'{address}' is not an address of a Hub repository: write hf://org/name or hf://org/name@revision"
+        )
     try:
         path = snapshot_download(
             match["name"], revision=match["revision"], allow_patterns=list(READ), ignore_patterns=list(IGNORED)
@@ -61,11 +63,11 @@ def _download(address: str) -> Path:
         ) from None
     except LocalEntryNotFoundError as error:
         raise UserError(
-            f"'{address}' is not in the cache, or not all of it, and the hub cannot be reached: "
-            f"go online, unset HF_HUB_OFFLINE, or set HF_HOME to where it is ({_first_line(error)})"
+            f"'{address}' is missing from the local cache or incomplete, and the Hub cannot be reached: "
+            f"go online, unset HF_HUB_OFFLINE, or set HF_HOME to the directory of the cache ({_first_line(error)})"
         ) from None
     except HFValidationError as error:
-        raise UserError(f"'{address}' is no name of a repository: {_first_line(error)}") from None
+        raise UserError(f"'{address}' is not a valid repository name: {_first_line(error)}") from None
     except HfHubHTTPError as error:
         raise _http_error(address, error) from None
     except (HTTPError, OSError) as error:
@@ -75,7 +77,7 @@ def _download(address: str) -> Path:
 
 def _http_error(address: str, error: HfHubHTTPError) -> UserError:
     if error.response is not None and error.response.status_code in (401, 403):
-        return UserError(f"'{address}' is not yours to read: run hf auth login ({_first_line(error)})")
+        return UserError(f"'{address}' cannot be read with your account: run hf auth login ({_first_line(error)})")
     return UserError(f"'{address}' could not be fetched, try again: {_first_line(error)}")
 
 

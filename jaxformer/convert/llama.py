@@ -1,4 +1,4 @@
-"""Format of Llama, with the parts that similar decoders import: Mistral, Mixtral, Qwen and Gemma."""
+"""Format of Llama, and the parts that the similar decoders Mistral, Mixtral, Qwen and Gemma share."""
 
 from typing import Any
 
@@ -55,10 +55,10 @@ IGNORED = (r".*rotary_emb\.inv_freq",)
 
 # ---------------------------------------------------------------- config.json
 def read_shape(fields: Fields, num_kv_heads: int | None = None) -> dict[str, Any]:
-    """The sizes that all of these decoders have.
+    """Read the sizes that all Llama-like decoders have.
 
     Args:
-      num_kv_heads: the default of `num_key_value_heads`; none, like a null in the file, means one per query head.
+      num_kv_heads: the default of `num_key_value_heads`. None, like a null in the file, means one per query head.
     """
     fields.require("rope_interleaved", False)
     return {
@@ -72,20 +72,20 @@ def read_shape(fields: Fields, num_kv_heads: int | None = None) -> dict[str, Any
 
 
 def read_context(fields: Fields, default: int, theta: float = 10_000.0) -> dict[str, Any]:
-    """Rotary positions and the context length, which is unlimited where RoPE scaling follows the sequence length."""
+    """Read RoPE and the context length, which is unlimited with dynamic NTK scaling."""
     length = fields.take("max_position_embeddings", default)
     rope = read_rope(fields, length, theta)
     return {"rope": rope, "context_length": None if isinstance(rope.scaling, DynamicNtkScaling) else length}
 
 
 def read_local_layers(fields: Fields, num_layers: int, default: list[bool]) -> list[bool]:
-    """Per layer, whether it attends within the sliding window."""
+    """Read for every layer whether it uses sliding-window attention."""
     kinds = fields.take("layer_types", None)
     if kinds is None:
         return default
     known = {"sliding_attention": True, "full_attention": False}
     if len(kinds) != num_layers or not set(kinds) <= set(known):
-        fields.require("layer_types", None)
+        fields.require("layer_types", None)  # always raises
     return [known[kind] for kind in kinds]
 
 
@@ -107,7 +107,7 @@ def _read_llama(fields: Fields, files: ModelFiles) -> ModelConfig:
 
 
 def write_shape(model: ModelConfig, architecture: str) -> dict[str, Any]:
-    """The fields that all of these decoders have."""
+    """Return the config.json fields that all Llama-like decoders have."""
     block = model.decoder.pattern[0]
     attention, rope = block.attention, block.attention.position
     window = next((b.attention.window for b in model.decoder.blocks if b.attention.window is not None), None)

@@ -1,4 +1,4 @@
-"""Format of Mistral: Llama's tensors, and a sliding window in config.json."""
+"""Format of Mistral: Llama's tensors with a sliding window in config.json."""
 
 from typing import Any
 

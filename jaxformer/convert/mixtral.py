@@ -23,7 +23,7 @@ from jaxformer.models.llama import llama
 
 
 def expert_entries(module: str, gate: str, up: str, down: str) -> tuple[Entry, ...]:
-    """The router and the experts of every layer; the arguments are their names below the layer."""
+    """Return the table rows of the router and the experts; the arguments are the module names in the files."""
     expert = f"{LAYER}.{module}.experts.{{expert}}"
     return (
         entry(f"{LAYER}.{module}.gate.weight", f"{BLOCK}/mlp/router/kernel", "E D -> D E"),

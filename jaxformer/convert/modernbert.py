@@ -33,7 +33,7 @@ _STACK = (
 
 
 def _entries(model: ModelConfig) -> tuple[Entry, ...]:
-    """The table; the masked-LM head and the classifier keep their dense layer under the same name."""
+    """Return the table; `head.dense` belongs to the masked-LM head or to the classifier."""
     head = "head" if model.head is not None else "pooler"
     return (
         *_STACK,
@@ -50,7 +50,9 @@ def _read(fields: Fields, files: ModelFiles) -> ModelConfig:
     length = fields.take("max_position_embeddings", 8192)
     local_attention = fields.take("local_attention", 128)
     if local_attention % 2:
-        raise UserError(f"{fields.where}: local_attention = {local_attention} is odd: it counts both sides")
+        raise UserError(
+            f"{fields.where}: local_attention = {local_attention} is odd, but windows are symmetric: set an even number"
+        )
     every = fields.take("global_attn_every_n_layers", 3)
     bias, dropout = fields.take("attention_bias", False), fields.take("mlp_dropout", 0.0)
     fields.require("layer_norm_eps", fields.take("norm_eps", 1e-5))
@@ -87,7 +89,7 @@ def _read(fields: Fields, files: ModelFiles) -> ModelConfig:
 
 
 def _read_rope(fields: Fields, length: int, layers: str, theta: float) -> Rope:
-    """Rotary positions of one kind of layers, from `rope_parameters` or from the older field with only its theta."""
+    """Read RoPE of the local or the global layers, from `rope_parameters` or from the older fields `*_rope_theta`."""
     if fields.take("rope_parameters", None) is None:
         return Rope(theta=theta)
     return read_rope(fields, length, theta, layers)
@@ -96,7 +98,7 @@ def _read_rope(fields: Fields, length: int, layers: str, theta: float) -> Rope:
 def _write(model: ModelConfig) -> dict[str, Any]:
     stack, last = model.encoder, model.encoder.block(model.encoder.num_layers - 1)
     layers = [stack.block(i).attention for i in range(stack.num_layers)]
-    window = next((a.window for a in layers if a.window is not None), 65)
+    window = next((a.window for a in layers if a.window is not None), 65)  # default: local_attention = 128
     ropes = {}
     for attention in layers:
         kind = "full_attention" if attention.window is None else "sliding_attention"

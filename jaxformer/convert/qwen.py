@@ -1,4 +1,4 @@
-"""Formats of Qwen 2.5 and Qwen 3, dense and with experts: Llama's tensors, with a window that can be switched on."""
+"""Formats of Qwen 2.5, Qwen 3 and Qwen 3 MoE: Llama's tensors with an optional sliding window."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +26,7 @@ from jaxformer.models.llama import llama
 
 
 def _read_windows(fields: Fields, num_layers: int) -> dict[str, Any]:
-    """The window, used only where `use_sliding_window` is true, and then from layer `max_window_layers` on."""
+    """Read the sliding window; if `use_sliding_window` is true, it applies from layer `max_window_layers` on."""
     start = fields.take("max_window_layers", 28)
     window = fields.take("sliding_window", 4096) if fields.take("use_sliding_window", False) else None
     fields.take("sliding_window", None)
@@ -79,7 +79,7 @@ def _read_qwen3(fields: Fields, files: ModelFiles) -> ModelConfig:
 def _read_qwen3_moe(fields: Fields, files: ModelFiles) -> ModelConfig:
     fields.require("decoder_sparse_step", 1)
     fields.require("mlp_only_layers", [])
-    fields.take("intermediate_size", None)  # of dense layers, and there are none
+    fields.take("intermediate_size", None)  # the MLP size of dense layers; all layers have experts
     experts = MoeConfig(
         num_experts=fields.take("num_experts", fields.take("num_local_experts", 128)),
         top_k=fields.take("num_experts_per_tok", 8),
@@ -109,7 +109,7 @@ def _write_qwen3_moe(model: ModelConfig) -> dict[str, Any]:
 
 def _write_windows(model: ModelConfig) -> dict[str, Any]:
     kinds = write_layer_types(model)
-    # Readers without `layer_types` take the index of the first local layer.
+    # Readers that do not know `layer_types` use `max_window_layers`, the index of the first local layer.
     start = kinds.index("sliding_attention") if "sliding_attention" in kinds else len(kinds)
     return {"layer_types": kinds, "use_sliding_window": start < len(kinds), "max_window_layers": start}
 

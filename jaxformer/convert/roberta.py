@@ -1,4 +1,4 @@
-"""Format of RoBERTa: BERT's encoder with other heads, and positions that count from the padding id."""
+"""Format of RoBERTa: BERT's encoder with different heads, and positions that start at the padding id plus one."""
 
 from jaxformer.config import Learned, ModelConfig
 from jaxformer.convert.bert import (
@@ -27,7 +27,7 @@ _ENTRIES = (
 
 
 def _entries(model: ModelConfig) -> tuple[Entry, ...]:
-    """The table; the dense layer of the pooler has another name in a classifier than in the bare model."""
+    """Return the table; the name of the pooler's dense layer depends on whether the model is a classifier."""
     is_classifier = model.pooler is not None and model.pooler.num_classes is not None
     dense = "classifier.dense" if is_classifier else "{base}pooler.dense"
     return (*_ENTRIES, *pooler_entries(dense, "classifier.out_proj"))
@@ -37,7 +37,7 @@ def _read(fields: Fields, files: ModelFiles) -> ModelConfig:
     vocab_size = fields.take("vocab_size", 50_265)
     special = fields.special_ids(vocab_size, bos=0, eos=2, pad=1)
     if special.pad is None:
-        raise UserError(f"{fields.where}: field 'pad_token_id' is missing: positions count from the padding id")
+        raise UserError(f"{fields.where}: field 'pad_token_id' is missing: positions start at the padding id plus one")
     offset = special.pad + 1
     rows = fields.take("max_position_embeddings", 512)
     return roberta(

@@ -1,8 +1,7 @@
-"""Tiny random models of transformers, on which parity with this library is measured.
+"""Tiny random transformers models, used to measure the parity of jaxformer with transformers.
 
-Every tensor is random, norms and biases included: transformers initialises those to 1 and 0, where a missing scale or
-a bias added twice would not be noticed. A sample is data; making one needs torch and transformers, which only the
-`test` extra installs.
+All tensors are random, including norms and biases: transformers initialises these to 1 and 0, which would hide a
+missing scale or a bias that is added twice. `Sample.make` needs torch and transformers from the `test` extra.
 """
 
 from dataclasses import dataclass, field
@@ -10,27 +9,27 @@ from pathlib import Path
 from typing import Any
 
 VOCAB = 96
-POSITIONS = 160  # several blocks of the blocked attention kernel
+POSITIONS = 160  # enough for several blocks of the blocked attention kernel
 
 
 @dataclass(frozen=True)
 class Sample:
-    """How to make a tiny model of one Hugging Face architecture."""
+    """The recipe for a tiny model of one Hugging Face architecture."""
 
     preset: str
-    """A preset of the same family and architecture, whose row of the zoo table reports the parity of this sample."""
+    """The preset whose row in the model table reports the parity of this sample; it has the same architecture."""
     model_type: str
     architecture: str
     """Name of the model class in transformers."""
     config: str
     """Name of the config class in transformers."""
     fields: dict[str, Any] = field(default_factory=dict)
-    """Arguments of the config class. Windows must be shorter than the sequences on which parity is measured."""
+    """Arguments of the config class. Sliding windows must be shorter than the sequences that parity is measured on."""
     untied_output: bool = False
-    """Whether to replace the output projection, where transformers ties that of a new model despite its config."""
+    """Whether to untie the output projection: transformers ties it in new T5 models despite `tie_word_embeddings`."""
 
     def make(self, seed: int = 0) -> Any:
-        """The model in evaluation mode."""
+        """Create the model, in evaluation mode."""
         import torch
         import transformers
 
@@ -43,7 +42,7 @@ class Sample:
             model.lm_head.weight = torch.nn.Parameter(shape[1] ** -0.5 * torch.randn(shape))
         with torch.no_grad():
             for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-                if tensor.requires_grad or name == "final_logits_bias":  # the rest are constants
+                if tensor.requires_grad or name == "final_logits_bias":  # the other buffers are constants
                     tensor.add_(_noise_scale(name, tensor) * torch.randn(tensor.shape))
         return model
 
@@ -55,7 +54,7 @@ class Sample:
 
 
 def _noise_scale(name: str, tensor: Any) -> float:
-    """Large enough that attention is not uniform and experts differ, small enough that nothing saturates."""
+    """A standard deviation large enough for non-uniform attention and distinct experts, but too small to saturate."""
     if tensor.ndim < 2 or "relative_attention_bias" in name:
         return 0.2
     return 0.5 * tensor.shape[-1] ** -0.5 if "embed" not in name and "wte" not in name else 0.5

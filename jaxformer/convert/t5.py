@@ -1,4 +1,4 @@
-"""Formats of T5, T5 v1.1 and mT5: numbered sub-layers, and one relative bias table in each stack's first layer."""
+"""Formats of T5, T5 v1.1 and mT5: sub-layers are numbered, and the first layer of a stack holds its relative bias."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from jaxformer.models.t5 import t5
 
 
 def _stack(side: str, mlp: int) -> list[Entry]:
-    """One stack, whose sub-layer `mlp` is the feed-forward one; that of a decoder comes after cross-attention."""
+    """Return the rows of one stack; `mlp` is the number of the MLP sub-layer: 1 in the encoder, 2 in the decoder."""
     ours, theirs = f"{side}/{{block}}", f"{side}.block.{{layer}}.layer"
     rows = _attention(f"{theirs}.0.SelfAttention", f"{ours}/attention")
     rows.append(entry(f"{theirs}.0.layer_norm.weight", f"{ours}/attention_norm/scale", "D -> D"))
@@ -40,7 +40,7 @@ def _attention(theirs: str, ours: str) -> list[Entry]:
 
 
 def _up(names: dict[str, str]) -> list[Entry]:
-    """The input projections of the MLPs, whose names depend on whether they are gated."""
+    """Return the rows of the MLP input projections, whose names depend on whether the MLP is gated."""
     sides = (("encoder", 1), ("decoder", 2))
     return [
         entry(
@@ -62,11 +62,11 @@ _SHARED = (
 _PLAIN = (*_SHARED, *_up({"up": "wi"}))
 _GATED = (*_SHARED, *_up({"gate": "wi_0", "up": "wi_1"}))
 _COPIES = {f"{side}.embed_tokens.weight": "shared.weight" for side in ("encoder", "decoder")}
-_IGNORED = (r"decoder\..*EncDecAttention\.relative_attention_bias\.weight",)  # an unused table in older releases
+_IGNORED = (r"decoder\..*EncDecAttention\.relative_attention_bias\.weight",)  # saved by older releases, but unused
 
 
 def _read_t5(fields: Fields, files: ModelFiles) -> ModelConfig:
-    # `tie_word_embeddings` means that the output is scaled; whether it is tied shows in the tensors.
+    # In T5, `tie_word_embeddings` only says whether the output is scaled; tied models have no `lm_head.weight`.
     scaled = fields.take("scale_decoder_outputs", fields.take("tie_word_embeddings", True))
     return _read_common(fields, files, "relu", scaled)
 
@@ -79,13 +79,14 @@ def _read_mt5(fields: Fields, files: ModelFiles) -> ModelConfig:
 def _read_common(fields: Fields, files: ModelFiles, default_mlp: str, scaled: bool) -> ModelConfig:
     fields.require("is_encoder_decoder", True)
     fields.require("is_decoder", False)
-    for derived in ("dense_act_fn", "is_gated_act", "n_positions"):  # the first two follow from feed_forward_proj
-        fields.take(derived, None)
+    # The first two are derived from feed_forward_proj; n_positions is unused.
+    for name in ("dense_act_fn", "is_gated_act", "n_positions"):
+        fields.take(name, None)
     gate, _, activation = fields.take("feed_forward_proj", default_mlp).rpartition("-")
     if gate not in ("", "gated") or activation not in ACTIVATIONS:
         raise UserError(f"{fields.where}: feed_forward_proj = '{gate}-{activation}' is not supported")
-    # transformers reads gated-gelu as the tanh approximation.
     vocab_size = fields.take("vocab_size")
+    # In transformers, gated-gelu is the tanh approximation.
     tanh = gate == "gated" and activation == "gelu"
     return t5(
         num_layers=fields.take("num_layers"),

@@ -1,7 +1,7 @@
-"""Tables of tensor names: which tensor of a Hugging Face file is which parameter here, and how their shapes differ.
+"""Tables that map the tensors of a Hugging Face file to jaxformer parameters, with their different axis orders.
 
-One `Entry` stands for a tensor of every layer and expert; `bindings` expands the entries for one model. Import and
-export use the same bindings, so neither can know a name that the other does not.
+One `Entry` covers the same tensor in all layers and experts; `bindings` expands the entries for one model. Import and
+export share the bindings, so they always agree on names and layouts.
 """
 
 import itertools
@@ -20,16 +20,16 @@ from jaxformer.typing import PyTree
 
 @dataclass(frozen=True)
 class Rearrangement:
-    """How the axes of a tensor in a file become those of a parameter, written like `(N H) D -> D N H`.
+    """An einops-style pattern from the axes of a tensor in the file to those of a parameter: `(N H) D -> D N H`.
 
-    A number is an axis of that length. A 1 that only the file has is dropped.
+    A number is an axis of that length. A 1 that occurs only on the file's side is squeezed.
     """
 
     text: str
 
     @cached_property
     def theirs(self) -> list[list[str]]:
-        """The letters of each axis of the tensor in the file."""
+        """The letters of each axis of the tensor in the file; `(N H)` is one axis with two letters."""
         return _groups(self.text.partition("->")[0])
 
     @cached_property
@@ -38,7 +38,7 @@ class Rearrangement:
         return _groups(self.text.partition("->")[2])
 
     def sizes(self, shape: tuple[int, ...], num_parts: int) -> dict[str, int]:
-        """The length of every letter, from the shape of the parameter."""
+        """Return the size of every letter, given the shape of the parameter."""
         lengths = shape if num_parts == 1 else (num_parts, *shape)
         sizes = {letter: int(letter) for group in self.theirs for letter in group if letter.isdigit()}
         for group, length in zip(self.ours, lengths, strict=True):
@@ -46,7 +46,7 @@ class Rearrangement:
             known = math.prod(sizes[letter] for letter in group if letter in sizes)
             assert len(unknown) <= 1, f"{self.text}: the lengths of {unknown} do not follow from {shape}"
             if length % known or (not unknown and length != known):
-                raise ValueError(f"a dimension of {length} is not made of {' '.join(group)}")
+                raise ValueError(f"a dimension of {length} cannot be split into axes {' '.join(group)}")
             sizes |= {letter: length // known for letter in unknown}
         return sizes
 
@@ -54,18 +54,18 @@ class Rearrangement:
         return _shape(self.theirs, sizes)
 
     def to_ours(self, array: np.ndarray, sizes: Mapping[str, int]) -> np.ndarray:
-        """A view of the tensor, or a copy where letters that were not adjacent become one axis."""
+        """Convert a tensor of the file to a parameter; a view, unless letters that are not adjacent are merged."""
         kept = [letter for letter in itertools.chain(*self.theirs) if letter in self._order]
-        spread = array.reshape([sizes[letter] for letter in kept])
-        return spread.transpose([kept.index(letter) for letter in self._order]).reshape(_shape(self.ours, sizes))
+        split = array.reshape([sizes[letter] for letter in kept])
+        return split.transpose([kept.index(letter) for letter in self._order]).reshape(_shape(self.ours, sizes))
 
     def to_theirs(self, array: np.ndarray, sizes: Mapping[str, int]) -> np.ndarray:
         kept = [letter for letter in itertools.chain(*self.theirs) if letter in self._order]
-        spread = array.reshape([sizes[letter] for letter in self._order])
-        return spread.transpose([self._order.index(letter) for letter in kept]).reshape(self.file_shape(sizes))
+        split = array.reshape([sizes[letter] for letter in self._order])
+        return split.transpose([self._order.index(letter) for letter in kept]).reshape(self.file_shape(sizes))
 
     def with_neighbour_pairs(self) -> "Rearrangement":
-        """The same for a head whose rotary pairs are channels `2i, 2i + 1` here; in files they are `i, i + half`."""
+        """The same layout for a model whose RoPE pairs channels `2i, 2i + 1`; files pair `i, i + head_dim / 2`."""
         theirs, _, ours = self.text.partition("->")
         return Rearrangement(
             f"{theirs.replace('H', '2 h' if '(' in theirs else '(2 h)')}->{ours.replace('H', '(h 2)')}"
@@ -85,10 +85,10 @@ def _shape(groups: list[list[str]], sizes: Mapping[str, int]) -> tuple[int, ...]
 
 
 class Entry(NamedTuple):
-    """One tensor, or one per layer and expert.
+    """A tensor name, or one name pattern for all layers and experts.
 
-    `name` may hold `{base}` (the prefix that a bare model lacks), `{layer}` and `{expert}`; `paths` may hold `{block}`.
-    Several paths are the parts of a fused tensor, which `layout` has along a leading axis P.
+    `name` may hold `{base}` (see `Format.base`), `{layer}` and `{expert}`; `paths` may hold `{block}`. A fused tensor
+    has several paths, and `layout` stacks their parameters along a leading axis P.
     """
 
     name: str
@@ -97,20 +97,20 @@ class Entry(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A parameter, or the slice of it for one layer or expert, whose `index` is along the leading axes."""
+    """A parameter, or its slice for one layer or expert; `index` addresses the leading axes."""
 
     path: str
     index: tuple[int, ...]
 
 
 class Binding(NamedTuple):
-    """One tensor of a file, and the parameters or slices of parameters that it holds."""
+    """One tensor of a file, and the parameters or slices that it stores."""
 
     name: str
     parts: tuple[Part, ...]
     layout: Rearrangement
     shape: tuple[int, ...]
-    """Of the tensor in the file."""
+    """Shape of the tensor in the file."""
     sizes: Mapping[str, int]
 
 
@@ -121,11 +121,11 @@ def entry(name: str, paths: str | tuple[str, ...], layout: str) -> Entry:
 def bindings(
     entries: Iterable[Entry], model: ModelConfig, shapes: Mapping[str, tuple[int, ...]], base: str
 ) -> list[Binding]:
-    """Every tensor of a model's file. Entries for parameters that the model does not have are skipped.
+    """Expand the table into every tensor of a model's file, skipping entries for parameters that the model lacks.
 
     Args:
-      shapes: of the parameters, by path.
-      base: the prefix of tensor names, which replaces `{base}`.
+      shapes: the shape of every parameter, by path.
+      base: the value of `{base}` in tensor names.
     """
     expanded = []
     for row in entries:
@@ -134,7 +134,7 @@ def bindings(
             present = [path in shapes for path in paths]
             if not any(present):
                 continue
-            assert all(present), f"{row.name}: of {paths} the model has only some"
+            assert all(present), f"{row.name}: the model has only some of {paths}"
             layout = row.layout.with_neighbour_pairs() if _pairs_neighbours(model, paths, layer) else row.layout
             lead = (depth,) if block else ()
             experts = range(shapes[paths[0]][len(lead)]) if "{expert}" in row.name else (None,)
@@ -148,20 +148,20 @@ def bindings(
 
 
 def _pairs_neighbours(model: ModelConfig, paths: Sequence[str], layer: int) -> bool:
-    """Whether RoPE rotates neighbouring channels of the parameter's heads together."""
+    """Whether the parameter is a query or key projection or norm whose RoPE pairs neighbouring channels."""
     if not re.search(r"/attention/(q|k|q_norm|k_norm)/", paths[0]):
         return False
     position = getattr(model, paths[0].partition("/")[0]).block(layer).attention.position
     neighbours = isinstance(position, Rope) and position.pairing == "neighbours"
     if neighbours and len(paths) > 1:
-        raise ValueError("RoPE rotates neighbouring channels, and one tensor holds query, key and value")
+        raise ValueError("RoPE with pairing='neighbours' is not supported for fused query-key-value tensors")
     return neighbours
 
 
 def _blocks(row: Entry, model: ModelConfig) -> tuple[tuple[str, int], ...]:
-    """Per layer of the entry's stack, its block's name and the index in its stacked parameters.
+    """For every layer of the entry's stack: the block name, and the layer's index in the stacked parameters.
 
-    An entry that does not stand for layers has one empty block.
+    An entry without `{layer}` has a single block with an empty name.
     """
     if "{layer}" not in row.name:
         return (("", 0),)
@@ -170,7 +170,7 @@ def _blocks(row: Entry, model: ModelConfig) -> tuple[tuple[str, int], ...]:
 
 
 def flat_shapes(shapes: PyTree, prefix: str = "") -> dict[str, tuple[int, ...]]:
-    """The shape of every parameter by path, from a tree of arrays or abstract arrays."""
+    """Flatten a tree of (abstract) arrays into a dict from parameter path to shape."""
     flat: dict[str, tuple[int, ...]] = {}
     for name, value in shapes.items():
         path = f"{prefix}{name}"

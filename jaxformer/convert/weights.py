@@ -1,8 +1,8 @@
-"""Safetensors files, read and written one tensor at a time; pickles are refused.
+"""Reads and writes safetensors files one tensor at a time; pickle files are rejected.
 
-A file is eight bytes of length, a JSON header of that length, and the tensors one after another
+A file starts with the header length as 8 bytes, then come the JSON header and the tensors
 (github.com/huggingface/safetensors, README, "Format"). The safetensors library validates a file when it is opened.
-Reading and writing are done here: the library copies a tensor to read it, and needs all tensors in memory to write.
+This module does the rest, because the library copies every tensor it reads and needs all tensors in memory to write.
 """
 
 import json
@@ -25,18 +25,18 @@ MAX_FILE_BYTES = 5 * 10**9
 
 
 class Tensor(NamedTuple):
-    """Where a tensor is, its shape and dtype; its contents are read later."""
+    """Location, shape and dtype of a tensor whose contents are not loaded yet."""
 
     file: Path
     shape: tuple[int, ...]
     dtype: str
-    """As the file spells it; `DTYPES` lists those that can be read."""
+    """The dtype name in the file; `DTYPES` lists the supported ones."""
     start: int
     """Offset in the file, in bytes."""
 
 
 class Weights:
-    """The tensors of a directory by name."""
+    """The tensors in the safetensors files of a directory, by name."""
 
     def __init__(self, directory: Path) -> None:
         self.tensors: dict[str, Tensor] = {}
@@ -48,13 +48,13 @@ class Weights:
         _check_index(directory, self.tensors)
 
     def read(self, name: str) -> np.ndarray:
-        """One tensor, memory-mapped: only the parts that are used are read, and none stays in memory afterwards."""
+        """Memory-map one tensor, so that only the elements that are used are read."""
         file, shape, dtype, start = self.tensors[name]
-        if not math.prod(shape):
+        if not math.prod(shape):  # an empty range cannot be memory-mapped
             return np.empty(shape, DTYPES[dtype])
         try:
             return np.memmap(file, DTYPES[dtype], "r", start, shape)
-        except (OSError, ValueError) as error:  # the file was changed after its header was read
+        except (OSError, ValueError) as error:  # the file changed after its header was read
             raise _damage_error(file, error) from None
 
 
@@ -76,7 +76,7 @@ def _tensors(file: Path) -> dict[str, Tensor]:
 
 def _damage_error(file: Path, error: Exception) -> UserError:
     size = file.stat().st_size
-    return UserError(f"'{file}' is damaged or cut short ({size:,} bytes; {error}): fetch it again")
+    return UserError(f"'{file}' is damaged or truncated ({size:,} bytes; {error}): fetch it again")
 
 
 def _files(directory: Path) -> list[Path]:
@@ -87,7 +87,7 @@ def _files(directory: Path) -> list[Path]:
         files = [directory / name for name in names]
         missing = [file for file in files if not file.is_file()]
         if missing:
-            raise UserError(f"'{directory / INDEX}' names '{missing[0].name}', which is not there: fetch it as well")
+            raise UserError(f"'{directory / INDEX}' names '{missing[0].name}', which is missing: fetch it as well")
         return files
     if (directory / SINGLE).is_file():
         return [directory / SINGLE]
@@ -95,17 +95,19 @@ def _files(directory: Path) -> list[Path]:
     if pickles:
         raise UserError(
             f"'{directory}' has no {SINGLE}, only '{pickles[0]}': pickles can run code when they are read, "
-            "so they are refused; save the model as safetensors, in transformers with save_pretrained"
+            "so they are rejected; save the model as safetensors with save_pretrained of transformers"
         )
-    raise UserError(f"'{directory}' has no weights: neither {SINGLE} nor {INDEX} is there")
+    raise UserError(f"'{directory}' has no weights: it holds neither {SINGLE} nor {INDEX}")
 
 
 def _weight_map(directory: Path) -> dict[str, str]:
     try:
-        listed = json.loads((directory / INDEX).read_text(encoding="utf-8"))["weight_map"]
-        return {str(name): str(file) for name, file in listed.items()}
+        weight_map = json.loads((directory / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        return {str(name): str(file) for name, file in weight_map.items()}
     except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise UserError(f"'{directory / INDEX}' is not an index of tensors ({type(error).__name__}: {error})") from None
+        raise UserError(
+            f"'{directory / INDEX}' is not a valid index of safetensors files ({type(error).__name__}: {error})"
+        ) from None
 
 
 def _check_index(directory: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -113,12 +115,14 @@ def _check_index(directory: Path, tensors: Mapping[str, Tensor]) -> None:
         return
     for name, file in _weight_map(directory).items():
         if name not in tensors or tensors[name].file.name != file:
-            raise UserError(f"'{directory / INDEX}' says that tensor '{name}' is in '{file}', but it is not there")
+            raise UserError(
+                f"'{directory / INDEX}' says that tensor '{name}' is in '{file}', but that file does not hold it"
+            )
 
 
 # ---------------------------------------------------------------- writing
 class TensorPlan(NamedTuple):
-    """A tensor to write, and a function that makes it when its turn comes."""
+    """A tensor to write; `make` computes it only when it is written, to save memory."""
 
     name: str
     shape: tuple[int, ...]
@@ -131,7 +135,7 @@ class TensorPlan(NamedTuple):
 
 
 def write_weights(directory: Path, plans: Iterable[TensorPlan], max_bytes: int = MAX_FILE_BYTES) -> None:
-    """One file, or several of at most `max_bytes` with an index; one tensor in memory at a time."""
+    """Write one file, or several of at most `max_bytes` with an index, with one tensor in memory at a time."""
     files: list[list[TensorPlan]] = [[]]
     space = max_bytes
     for tensor in plans:
@@ -155,7 +159,7 @@ def write_weights(directory: Path, plans: Iterable[TensorPlan], max_bytes: int =
 
 def _write_file(path: Path, tensors: list[TensorPlan]) -> None:
     names = {dtype: name for name, dtype in DTYPES.items()}
-    # Wider dtypes first, as the library writes them: every tensor is then aligned to its item size.
+    # Wider dtypes first, as in the safetensors library, so that every tensor is aligned to its item size.
     tensors = sorted(tensors, key=lambda tensor: -tensor.dtype.itemsize)
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     start = 0
@@ -166,7 +170,7 @@ def _write_file(path: Path, tensors: list[TensorPlan]) -> None:
         }  # fmt: skip
         start = stop
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # tensors start at a multiple of eight bytes
+    text += b" " * (-len(text) % 8)  # the first tensor starts at a multiple of 8 bytes
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)))
         file.write(text)
@@ -175,13 +179,13 @@ def _write_file(path: Path, tensors: list[TensorPlan]) -> None:
 
 
 def _to_stored(tensor: TensorPlan) -> np.ndarray:
-    made = tensor.make()
-    assert made.shape == tensor.shape, f"{tensor.name}: {made.shape} is not {tensor.shape}"
-    with np.errstate(over="ignore"):  # reported below, with the tensor's name
-        stored = np.ascontiguousarray(made.astype(tensor.dtype, copy=False))
-    if tensor.dtype == np.float16 and made.dtype != np.float16 and (np.isinf(stored) & ~np.isinf(made)).any():
+    array = tensor.make()
+    assert array.shape == tensor.shape, f"{tensor.name}: {array.shape} is not {tensor.shape}"
+    with np.errstate(over="ignore"):  # overflow raises below, with the tensor's name
+        stored = np.ascontiguousarray(array.astype(tensor.dtype, copy=False))
+    if tensor.dtype == np.float16 and array.dtype != np.float16 and (np.isinf(stored) & ~np.isinf(array)).any():
         raise UserError(
-            f"tensor '{tensor.name}' holds {np.abs(made).max():.6g}, and the largest float16 is 65504: "
+            f"tensor '{tensor.name}' holds {np.abs(array).max():.6g}, and the largest float16 is 65504: "
             "export as bfloat16 or float32"
         )
     return stored

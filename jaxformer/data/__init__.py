@@ -1,4 +1,4 @@
-"""Data, from files to batches: sources -> tokenizer -> packing -> sets (in memory or prepared on disk) -> loader."""
+"""The input pipeline: sources -> tokenizer -> packing -> sets (in memory or prepared on disk) -> loader."""
 
 from jaxformer.data.loader import Loader as Loader, make_loader as make_loader
 from jaxformer.data.packing import Objective as Objective

@@ -1,8 +1,8 @@
-"""Packing: several pieces in one row of fixed length, kept apart by segment numbers.
+"""Packing: several pieces of text share one row of fixed length, separated by segment ids.
 
-A packed row is stored as one flat int32 record, its columns side by side as `Layout` says. An objective declares that
-layout and turns stored rows into model batches, whose lengths and fields may be others. Padding is id 0 whatever the
-tokenizer: segments, not ids, say what is real.
+A packed row is stored as one flat int32 record, which concatenates the columns of a `Layout`. An objective declares the
+layout and turns stored rows into model batches, which may have other lengths and fields. Padding has token id 0 for
+every tokenizer and is recognised by its segment id 0, not by its token id.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,23 +12,23 @@ import numpy as np
 
 from jaxformer.typing import Batch, Tokens
 
-OPEN_ROWS = 128  # rows a piece may still go to: four times as many gain less than one percent
+OPEN_ROWS = 128  # rows that can still take a piece; 512 would improve packing by less than 1%
 
 Piece = Mapping[str, np.ndarray]
-"""The ids of every column of a layout: what one example, or a part of it, adds to a row."""
+"""The ids that one example, or a chunk of it, contributes to each column of a row."""
 StoredRows = Mapping[str, np.ndarray]
-"""Columns [rows, length] of stored rows, segment numbers among them."""
+"""The columns of stored rows, including segment ids, each of shape [rows, length]."""
 RowGenerator = Callable[[int], np.random.RandomState]
-"""The random numbers of a row of the batch, by its index in this host's share."""
+"""Returns the random generator of a row, given its index within this host's batch."""
 
 
 class Side(NamedTuple):
-    """Columns of one length that share their segment numbers."""
+    """Columns of the same length that share segment ids: the decoder side or the encoder side of a row."""
 
     length: int
     columns: tuple[str, ...]
     segments: str = "segments"
-    """Name of the column that holds the segment numbers."""
+    """Name of the column that holds the segment ids."""
 
 
 class Layout(NamedTuple):
@@ -38,7 +38,7 @@ class Layout(NamedTuple):
 
     @property
     def capacities(self) -> tuple[int, ...]:
-        """Positions of a row on each side."""
+        """Length of a row on each side."""
         return tuple(side.length for side in self.sides)
 
     @property
@@ -53,33 +53,33 @@ class Layout(NamedTuple):
 
 
 class Objective(Protocol):
-    """What the input pipeline needs to know about a training objective; `objectives/` has the implementations."""
+    """The interface of training objectives to the input pipeline; `objectives/` implements it."""
 
     kind: str
     fields: Mapping[str, str]
-    """Source fields that an example must have, each with the tokenizer's method that encodes it."""
+    """The source fields that an example must have, and the tokenizer method that encodes each of them."""
     predicted: str | None
-    """The field whose text the targets spell, for bits per byte; None where they spell no field."""
+    """The source field that the targets encode, needed for bits per byte; None if they encode no field."""
     layout: Layout
     """Columns of a stored row."""
 
     def pieces(self, ids: Mapping[str, list[int]]) -> list[Piece]:
-        """What an example adds to rows; no piece at all means that it does not fit and is left out."""
+        """Split an example into pieces to be packed; an empty list means that it is too long and is dropped."""
 
     def batch(self, rows: StoredRows, generator: RowGenerator) -> Batch:
-        """The model's batch from stored rows, corrupted if the objective does that.
+        """Make the model's batch from stored rows, corrupted if the objective corrupts its inputs.
 
-        A pure function: row i may depend on its own columns and on `generator(i)` alone.
+        This is a pure function: row i may depend only on its own columns and on `generator(i)`.
         """
 
 
-# ---------------------------------------------------------------- which row
+# ---------------------------------------------------------------- assignment to rows
 def pack(lengths: np.ndarray, capacities: Sequence[int]) -> np.ndarray:
-    """The row of every piece, by best fit in the order given.
+    """Assign a row to every piece by online best-fit bin packing.
 
     Args:
-      lengths: [pieces, sides], at least 1 and at most the side's capacity.
-      capacities: positions of a row on each side; a piece needs enough of them on all sides.
+      lengths: the length of every piece on every side, [pieces, sides], between 1 and the side's capacity.
+      capacities: the length of a row on each side; a piece must fit on all sides.
     """
     assert lengths.size == 0 or (lengths.min() >= 1 and (lengths <= capacities).all())
     free = np.zeros((len(capacities), OPEN_ROWS), np.int64)
@@ -87,12 +87,12 @@ def pack(lengths: np.ndarray, capacities: Sequence[int]) -> np.ndarray:
     rows = np.empty(len(lengths), np.int64)
     num_rows = 0
     for i, length in enumerate(lengths.astype(np.int64)):
-        # As unsigned numbers the negative ones, where the piece does not fit, are the largest; a quarter of each can
-        # be summed over sides without overflow.
+        # Space that is left after adding the piece. Where the piece does not fit it is negative, which is huge as an
+        # unsigned integer; dividing by 4 avoids overflow in the sum over sides.
         waste = ((free - length[:, None]).view(np.uint64) >> 2).sum(axis=0)
         slot = waste.argmin()
         if waste[slot] > sum(capacities):
-            # It fits nowhere: the row that is fullest on any side is closed, because it has the least to offer.
+            # The piece fits in no open row: close the row with the least space on any side, and open a new one.
             slot = free.min(axis=0).argmin()
             free[:, slot], row_in_slot[slot] = capacities, num_rows
             num_rows += 1
@@ -103,43 +103,44 @@ def pack(lengths: np.ndarray, capacities: Sequence[int]) -> np.ndarray:
 
 # ---------------------------------------------------------------- records
 def fill_records(pieces: Sequence[Piece], rows: np.ndarray, layout: Layout) -> np.ndarray:
-    """The records [rows, width] that hold each piece in its row, in order."""
+    """Write the pieces into records of shape [rows, width]; pieces of one row keep their order."""
     records = np.zeros((int(rows.max()) + 1, layout.width), np.int32)
     columns = layout.columns
     for side in layout.sides:
         lengths = np.array([len(piece[side.columns[0]]) for piece in pieces])
-        positions, numbers = _positions_in_rows(lengths, rows)
-        records[:, columns[side.segments]][positions] = numbers
+        positions, segments = _positions_in_rows(lengths, rows)
+        # Slicing returns views, so these assignments write into `records`.
+        records[:, columns[side.segments]][positions] = segments
         for name in side.columns:
             records[:, columns[name]][positions] = np.concatenate([piece[name] for piece in pieces])
     return records
 
 
 def split_records(records: np.ndarray, layout: Layout) -> StoredRows:
-    """The columns [rows, length] of records."""
+    """Split records into columns of shape [rows, length]."""
     return {name: np.ascontiguousarray(records[:, column]) for name, column in layout.columns.items()}
 
 
 def packed_tokens(ids: np.ndarray, segments: np.ndarray) -> Tokens:
-    """Tokens of packed rows: positions restart with every segment."""
+    """Make the tokens of packed rows, with positions that restart at every segment."""
     return Tokens(ids, segment_positions(segments), segments)
 
 
 def segment_positions(segments: np.ndarray) -> np.ndarray:
-    """Position of every id in its segment; 0 on padding."""
+    """Return the position of every token within its segment; 0 for padding."""
     index = np.arange(segments.shape[1], dtype=np.int32)
     begins = np.zeros_like(segments)
     begins[:, 1:] = np.where(segments[:, 1:] != segments[:, :-1], index[1:], 0)
-    # A running maximum carries the index at which the current segment began.
+    # The running maximum is the index at which the current segment begins.
     return np.where(segments > 0, index - np.maximum.accumulate(begins, axis=1), 0)
 
 
 def _positions_in_rows(lengths: np.ndarray, rows: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
-    """(row, column) and segment number of every id, for pieces that follow one another in their rows."""
+    """Return the (row, column) and the segment id of every token when pieces are placed one after another."""
     order = np.argsort(rows, kind="stable")
     starts = np.empty_like(lengths)
     segments = np.empty_like(lengths)
-    first = np.searchsorted(rows[order], rows[order])  # where the piece's row begins, in `order`
+    first = np.searchsorted(rows[order], rows[order])  # index in `order` of the first piece of the same row
     before = np.cumsum(lengths[order]) - lengths[order]
     starts[order] = before - before[first]
     segments[order] = np.arange(len(order)) - first + 1

@@ -1,7 +1,7 @@
-"""Prepared sets: packed once into ArrayRecord files, then opened by every host and after every restart.
+"""Prepared sets: tokenised and packed once into ArrayRecord files, which every host opens at every start.
 
 A prepared directory holds `train.array_record`, `heldout.array_record` if the config has a held-out source,
-the tokenizer, and `meta.json`, which is written last: without it the directory counts as not prepared.
+the tokenizer, and `meta.json`, which is written last and so marks a complete directory.
 """
 
 import json
@@ -20,13 +20,13 @@ from jaxformer.errors import UserError
 from jaxformer.rundir import write_json
 
 META_FILE = "meta.json"
-FORMAT = 1  # raise when a record's layout changes
-# What decides the content of the sets; batch size, seed and workers do not.
+FORMAT = 1  # increment when the layout of records changes
+# The fields of `data` that the records depend on; batch size, seed and workers do not affect them.
 FIELDS = ("train", "heldout", "objective", "length", "pack")
 
 
 class RecordFile:
-    """The records of a set, kept in an ArrayRecord file."""
+    """The records of a set in an ArrayRecord file."""
 
     def __init__(self, path: Path, width: int):
         self._path, self._width = path, width
@@ -36,13 +36,13 @@ class RecordFile:
         return len(self._file)
 
     def read(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
-        # One by one: the reader's own batch call starts threads that cost more than they save.
+        # Records are read one by one, because the reader's batch method starts threads that cost more than they save.
         data = b"".join(read_record(self._file, int(i), self._path) for i in indices)
         return np.frombuffer(data, "<i4").reshape(len(indices), self._width)
 
 
 def prepare(cfg: DataConfig, objective: Objective, tokenizer: Tokenizer, directory: str | Path) -> Sets:
-    """Tokenise and pack both sets into a directory, and open them."""
+    """Tokenise and pack the training and held-out sets into a directory, and open them."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / META_FILE).unlink(missing_ok=True)
@@ -50,14 +50,14 @@ def prepare(cfg: DataConfig, objective: Objective, tokenizer: Tokenizer, directo
     counts = {}
     for name, source in _sources(cfg).items():
         packed = build_set(cfg, objective, tokenizer, source)
-        write_records(directory / f"{name}.array_record", _serialised(packed))
+        write_records(directory / f"{name}.array_record", _record_bytes(packed))
         counts[name] = {"rows": len(packed), "tokens": packed.num_tokens, "bytes": packed.num_bytes}
     write_json(directory / META_FILE, {"settings": _settings(cfg, tokenizer), "sets": counts})
     return open_prepared(cfg, objective, tokenizer, directory)
 
 
 def open_prepared(cfg: DataConfig, objective: Objective, tokenizer: Tokenizer, directory: str | Path) -> Sets:
-    """The sets of a prepared directory, if it was prepared from the same config and tokenizer."""
+    """Open the sets of a prepared directory; raise if it was prepared with other settings or another tokenizer."""
     directory = Path(directory)
     meta = _read_meta(directory)
     _check_settings(meta.get("settings", {}), _settings(cfg, tokenizer), directory)
@@ -66,13 +66,13 @@ def open_prepared(cfg: DataConfig, objective: Objective, tokenizer: Tokenizer, d
 
 
 def load_sets(cfg: DataConfig, objective: Objective, tokenizer: Tokenizer, directory: str | Path) -> Sets:
-    """The prepared sets of a directory if it holds some, else sets built in memory."""
+    """Open the prepared sets of a directory, or build them in memory if the directory holds none."""
     prepared = (Path(directory) / META_FILE).is_file()
     return open_prepared(cfg, objective, tokenizer, directory) if prepared else build_sets(cfg, objective, tokenizer)
 
 
 def load_heldout(cfg: DataConfig, objective: Objective, tokenizer: Tokenizer, directory: str | Path) -> PackedSet:
-    """The held-out set alone, prepared or built in memory."""
+    """Open the prepared held-out set, or build it in memory without building the training set."""
     if (Path(directory) / META_FILE).is_file():
         return open_prepared(cfg, objective, tokenizer, directory).heldout
     return build_set(cfg, objective, tokenizer, cfg.heldout)
@@ -82,7 +82,7 @@ def _sources(cfg: DataConfig) -> dict[str, Any]:
     return {"train": cfg.train} if cfg.heldout is None else {"train": cfg.train, "heldout": cfg.heldout}
 
 
-def _serialised(packed: PackedSet) -> Iterator[bytes]:
+def _record_bytes(packed: PackedSet) -> Iterator[bytes]:
     return (packed.records.read([i])[0].astype("<i4").tobytes() for i in range(len(packed)))
 
 
@@ -96,7 +96,7 @@ def _open_set(directory: Path, name: str, counts: dict[str, int], layout: Layout
 
 # ---------------------------------------------------------------- meta.json
 def _settings(cfg: DataConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Everything the records depend on, by its name in the config."""
+    """Return all settings that the records depend on, by their names in the config."""
     fields = cfg.model_dump(mode="json", include=set(FIELDS))
     return {"format": FORMAT, "tokenizer": tokenizer.digest} | {f"data.{name}": fields[name] for name in FIELDS}
 
@@ -111,14 +111,14 @@ def _read_meta(directory: Path) -> dict[str, Any]:
         raise UserError(f"{path}: not valid JSON ({error}): prepare the data again") from None
 
 
-def _check_settings(found: dict[str, Any], wanted: dict[str, Any], directory: Path) -> None:
+def _check_settings(stored: dict[str, Any], current: dict[str, Any], directory: Path) -> None:
     differing = [
-        f"  {name}: prepared with {json.dumps(found.get(name))}, now {json.dumps(value)}"
-        for name, value in wanted.items()
-        if found.get(name) != value
+        f"  {name}: prepared with {json.dumps(stored.get(name))}, now {json.dumps(value)}"
+        for name, value in current.items()
+        if stored.get(name) != value
     ]
     if differing:
         raise UserError(
-            f"'{directory}' was prepared from something else: prepare the data again or restore\n"
+            f"'{directory}' was prepared with other settings: prepare the data again, or restore these settings\n"
             + "\n".join(differing)
         )

@@ -1,4 +1,4 @@
-"""Packed sets: tokenised and packed rows, opened for random access."""
+"""Packed sets: tokenised and packed rows with random access."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -15,16 +15,16 @@ from jaxformer.errors import UserError
 
 log = logging.getLogger(__name__)
 
-CHUNK = 1024  # examples tokenised at once: enough to keep the tokenizer's threads busy
+CHUNK = 1024  # examples per tokenizer call: enough to keep its threads busy
 
 
 class Records(Protocol):
-    """Where the records of a set are kept."""
+    """Random access to the records of a set, in memory or on disk."""
 
     def __len__(self) -> int: ...
 
     def read(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
-        """The records [indices, width]."""
+        """Return the records at these indices, of shape [indices, width]."""
 
 
 class MemoryRecords(NamedTuple):
@@ -39,20 +39,20 @@ class MemoryRecords(NamedTuple):
 
 @dataclass(frozen=True)
 class PackedSet:
-    """Rows of fixed length, by index."""
+    """Packed rows of fixed length, addressed by index."""
 
     records: Records
     layout: Layout
     num_tokens: int
-    """Real positions of the first side in all rows; padding is not counted."""
+    """Number of tokens on the first side of all rows, without padding."""
     num_bytes: int
-    """UTF-8 bytes of the text the targets spell, for bits per byte; 0 where they spell none."""
+    """UTF-8 bytes of the text that the targets encode, needed for bits per byte; 0 if they encode no text."""
 
     def __len__(self) -> int:
         return len(self.records)
 
     def rows(self, indices: Sequence[int] | np.ndarray, size: int | None = None) -> StoredRows:
-        """The rows of these indices, followed by empty ones up to `size`."""
+        """Return the rows at these indices, padded with empty rows to `size`."""
         records = self.records.read(indices)
         if size is not None and size > len(records):
             records = np.pad(records, ((0, size - len(records)), (0, 0)))
@@ -65,29 +65,29 @@ class Sets(NamedTuple):
 
 
 def build_sets(cfg: DataConfig, objective: Objective, tokenizer: Tokenizer) -> Sets:
-    """Both sets of a run, in memory."""
+    """Build the training and held-out sets of a run in memory."""
     heldout = None if cfg.heldout is None else build_set(cfg, objective, tokenizer, cfg.heldout)
     return Sets(build_set(cfg, objective, tokenizer, cfg.train), heldout)
 
 
 def build_set(cfg: DataConfig, objective: Objective, tokenizer: Tokenizer, source: Source) -> PackedSet:
-    """A source tokenised and packed, in memory."""
+    """Tokenise and pack a source in memory."""
     documents = open_source(source)
     _check_fields(documents[0], objective, source)
     pieces: list[Piece] = []
-    num_bytes = left_out = 0
+    num_bytes = num_dropped = 0
     for example, ids in _encode(documents, objective, tokenizer):
-        made = objective.pieces(ids)
-        pieces += made
-        num_bytes += len(example[objective.predicted].encode()) if made and objective.predicted else 0
-        left_out += not made
-    _report_left_out(left_out, len(documents), objective.layout)
+        new_pieces = objective.pieces(ids)
+        pieces += new_pieces
+        num_bytes += len(example[objective.predicted].encode()) if new_pieces and objective.predicted else 0
+        num_dropped += not new_pieces
+    _report_dropped(num_dropped, len(documents), objective.layout)
     return _pack(pieces, cfg.pack, objective.layout, num_bytes)
 
 
-def _pack(pieces: list[Piece], together: bool, layout: Layout, num_bytes: int) -> PackedSet:
+def _pack(pieces: list[Piece], share_rows: bool, layout: Layout, num_bytes: int) -> PackedSet:
     lengths = np.array([[len(piece[side.columns[0]]) for side in layout.sides] for piece in pieces])
-    rows = pack(lengths, layout.capacities) if together else np.arange(len(pieces))
+    rows = pack(lengths, layout.capacities) if share_rows else np.arange(len(pieces))
     matrix = fill_records(pieces, rows, layout)
     return PackedSet(MemoryRecords(matrix), layout, int(lengths[:, 0].sum()), num_bytes)
 
@@ -95,7 +95,7 @@ def _pack(pieces: list[Piece], together: bool, layout: Layout, num_bytes: int) -
 def _encode(
     documents: Documents, objective: Objective, tokenizer: Tokenizer
 ) -> Iterator[tuple[Example, dict[str, list[int]]]]:
-    """Every example with the ids of its fields."""
+    """Yield every example with the token ids of its fields."""
     for start in range(0, len(documents), CHUNK):
         examples = [documents[i] for i in range(start, min(start + CHUNK, len(documents)))]
         ids = {
@@ -114,11 +114,11 @@ def _check_fields(example: Example, objective: Objective, source: Source) -> Non
         )
 
 
-def _report_left_out(left_out: int, total: int, layout: Layout) -> None:
-    if not left_out:
+def _report_dropped(num_dropped: int, total: int, layout: Layout) -> None:
+    if not num_dropped:
         return
     names = ("data.length", "data.objective.input_length")
     limits = " or ".join(f"{name}={size}" for name, size in zip(names, layout.capacities, strict=False))
-    if left_out == total:
-        raise UserError(f"all {total:,} examples are longer than {limits} tokens: raise them")
-    log.warning("%s of %s examples are longer than %s tokens and are left out", f"{left_out:,}", f"{total:,}", limits)
+    if num_dropped == total:
+        raise UserError(f"all {total:,} examples are longer than {limits} tokens: raise these limits")
+    log.warning("%s of %s examples are longer than %s tokens and are dropped", f"{num_dropped:,}", f"{total:,}", limits)

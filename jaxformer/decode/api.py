@@ -16,11 +16,11 @@ from jaxformer.decode.text import Text, check_decoder, encode_request, require_t
 from jaxformer.errors import UserError
 from jaxformer.run import Run
 
-BATCH_SIZE = 32  # requests, or beams, decoded together
+BATCH_SIZE = 32  # sequences decoded together; with beam search every beam is a sequence
 
 
 class Request:
-    """A prompt with settings of its own: `Request("Once", temperature=0.7, stop=["\\n"])`."""
+    """A prompt with its own settings: `Request("Once", temperature=0.7, stop=["\\n"])`."""
 
     def __init__(self, prompt: Any, **settings: Any) -> None:
         self.prompt, self.settings = prompt, settings
@@ -46,16 +46,19 @@ def generate(
     early_stopping: str = "heuristic",
     **settings: Any,
 ) -> list[Text] | list[list[Text]] | Iterator[Text]:
-    """Continue prompts, or generate the outputs of an encoder-decoder: new tokens only, without eos.
+    """Generate an output for each prompt: the new tokens only, without eos.
 
-    Texts give texts and id lists give id lists. Each output depends on its own prompt, settings and seed only. Prompts
-    beyond `batch_size` wait for a slot. An iterator of prompts gives an iterator of outputs and reads a few batches
-    ahead. With `num_beams` the result is the best hypothesis (`search` returns all of them). With `num_samples` the
-    result is one list per prompt.
+    An encoder-decoder reads the prompt as its source. The output of a text is a text, that of an id list is an id list.
+    Each output depends only on its own prompt, settings and seed, not on the rest of the batch. At most `batch_size`
+    sequences are decoded at a time; the other prompts wait for a free slot. If `prompts` is an iterator, the result is
+    an iterator too, which reads a few batches of prompts ahead. With `num_beams` above 1, the output is the best
+    hypothesis of beam search (`search` returns all of them). With `num_samples`, the result has one list of outputs per
+    prompt.
 
     Args:
-      settings: other fields of `SamplingConfig`, such as min_p, repetition_penalty, no_repeat_ngram, bias, banned,
-        forced_first, min_new_tokens, stop, num_samples. A `Request` may override any setting except those of beams.
+      settings: other fields of `SamplingConfig`, for example min_p, repetition_penalty, no_repeat_ngram, bias, banned,
+        forced_first, min_new_tokens, stop, num_samples. A `Request` may override every setting except those of beam
+        search.
     """
     several = "num_samples" in settings
     settings |= {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
@@ -74,10 +77,10 @@ def generate(
 def complete(
     run: Run, prompts: Iterable[Text | Request], *, batch_size: int = BATCH_SIZE, **settings: Any
 ) -> list[list[Completion]] | Iterator[list[Completion]]:
-    """As `generate`, with ids, finish reason and log-probabilities: for each prompt a list of `num_samples`.
+    """Like `generate`, but returns ids, finish reason and log-probabilities: a list of `Completion`s per prompt.
 
     Args:
-      settings: as of `generate`, and `log_probs`.
+      settings: fields of `SamplingConfig`. `num_samples` is the number of completions per prompt.
     """
     return _list_if_list(_decode_prompts(run, prompts, settings, batch_size), prompts)
 
@@ -97,11 +100,13 @@ def search(
     """Beam search: the `num_beams` best hypotheses of each prompt, best first.
 
     Args:
-      length_penalty: exponent of the length that sums of log-probabilities are divided by; 0 compares the sums.
-      convention: "length" as transformers, or "gnmt" for ((5 + length) / 6) ** penalty (arXiv:1609.08144).
-      early_stopping: "never", "heuristic" or "exact", which are transformers' "never", False and True.
-      batch_size: beams decoded together.
-      settings: as of `generate`, except those that sample. Filters apply to log-probabilities, as in transformers.
+      length_penalty: exponent of the length normalisation; 0 compares sums of log-probabilities.
+      convention: what sums of log-probabilities are divided by: "length" for length ** length_penalty, as in
+        transformers, or "gnmt" for ((5 + length) / 6) ** length_penalty (arXiv:1609.08144).
+      early_stopping: "never", "heuristic" or "exact"; transformers calls them "never", False and True.
+      batch_size: number of beams decoded together.
+      settings: other fields of `SamplingConfig`, except those that only affect sampling, and except stop, num_samples
+        and log_probs. Filters apply to log-probabilities, as in transformers.
     """
     config = BeamSearchConfig(num_beams, length_penalty, convention, early_stopping)
     settings |= {"max_new_tokens": max_new_tokens}
@@ -109,11 +114,11 @@ def search(
 
 
 def stream(run: Run, prompt: Text | Request, **settings: Any) -> Iterator[str]:
-    """The text that `generate` returns, in pieces as they are generated; no piece ends within a character."""
+    """Yield the text that `generate` returns in pieces while it is generated. No piece ends inside a character."""
     check_decoder(run, "stream")
     requests = make_requests(run, prompt, settings)
     if len(requests) > 1:
-        raise UserError(f"num_samples={len(requests)}: a stream is of one output, use generate for several")
+        raise UserError(f"num_samples={len(requests)}: stream returns one output; use generate for several")
     require_tokenizer(run)
     return stream_text(run, requests[0])
 
@@ -122,7 +127,7 @@ def stream(run: Run, prompt: Text | Request, **settings: Any) -> Iterator[str]:
 def make_requests(
     run: Run, prompt: Text | Request, settings: Mapping[str, Any], beams: BeamSearchConfig | None = None
 ) -> list[DecodeRequest]:
-    """Validate and encode one prompt; settings of a `Request` take precedence over `settings`."""
+    """Validate and encode one prompt, with one request per sample. A `Request` overrides `settings`."""
     if isinstance(prompt, Request):
         prompt, settings = prompt.prompt, {**settings, **prompt.settings}
     config = make_sampling_config(settings)
@@ -138,7 +143,7 @@ def make_requests(
 def decode(
     run: Run, requests: Iterable[Sequence[DecodeRequest]], batch_size: int, beams: BeamSearchConfig | None = None
 ) -> Iterator[list[Completion]] | Iterator[list[Hypothesis]]:
-    """Completions of each group of requests, in order; with `beams`, the hypotheses of its one request."""
+    """Yield the completions of each group of requests, in input order; with `beams`, the hypotheses of its request."""
     if beams is None:
         return schedule(run, requests, batch_size)
     return beam_search(run, requests, beams, batch_size)
@@ -158,8 +163,8 @@ def _decode_prompts(
         what = "the text " if isinstance(prompts, str) else ""
         raise UserError(f"expected a list of texts or of id lists, got {what}{prompts!r}: write [{prompts!r}]")
     if not is_integer(batch_size) or batch_size < 1:
-        raise UserError(f"batch_size={batch_size!r}: must be a whole number of at least 1")
-    config = make_sampling_config(settings)  # also if there is no prompt to find the mistake with
+        raise UserError(f"batch_size={batch_size!r}: must be an integer >= 1")
+    config = make_sampling_config(settings)  # reports a bad setting even if there are no prompts
     if beams is not None:
         beams.check_settings(config)
 
@@ -175,5 +180,5 @@ def _decode_prompts(
 
 
 def _list_if_list(outputs: Iterator[Any], prompts: Iterable[Any]) -> Any:
-    """An iterator if the prompts are one, which must not be read before the first output is asked for; else a list."""
+    """Collect the outputs in a list, unless the prompts are an iterator: it must not be read before it is needed."""
     return outputs if isinstance(prompts, Iterator) else list(outputs)

@@ -1,12 +1,12 @@
 """Beam search over the same prefill and one-token step as sampling.
 
 The rules are those of transformers, so that hypotheses and scores agree. At every step the candidates are the best
-`max(2, 1 + num_eos) * num_beams` continuations. Those that end become finished hypotheses if they are among the best
-`num_beams` candidates; the best that do not end are the next beams. Finished hypotheses are kept apart and are only
-replaced by better ones. Filters apply to log-probabilities, not to logits.
+`max(2, 1 + num_eos) * num_beams` continuations. Candidates that end become finished hypotheses if they are among the
+best `num_beams` candidates; the best candidates that do not end become the next beams. Finished hypotheses are kept
+separately and are only replaced by better ones. Filters apply to log-probabilities, not to logits.
 
-Beams are rows of the batch with caches of their own, reordered by a gather. The keys and values of a source stay one
-per request: cross-attention treats the beams of a request as queries of one row.
+Each beam is a row of the batch with its own self-attention cache, and a gather reorders these caches after every step.
+Cross-attention keys and values exist once per request: the beams of a request attend to them as queries of one row.
 """
 
 import itertools
@@ -50,33 +50,38 @@ class BeamSearchConfig:
 
     num_beams: int
     length_penalty: float = 1.0
-    """Exponent of the length; 0 compares sums of log-probabilities, larger values favour longer outputs."""
+    """Exponent of the length normalisation; 0 compares sums of log-probabilities, larger values favour long outputs."""
     convention: Literal["length", "gnmt"] = "length"
-    """Divide by length ** penalty, or by ((5 + length) / 6) ** penalty (arXiv:1609.08144, equation 14)."""
+    """Divide sums of log-probabilities by length ** length_penalty, or by ((5 + length) / 6) ** length_penalty
+    (arXiv:1609.08144, equation 14)."""
     early_stopping: Literal["never", "heuristic", "exact"] = "heuristic"
-    """End when no running beam can win at any length, or at its present length, or once num_beams have finished."""
+    """Search until no running beam can win at any length ("never") or at its current length ("heuristic"); "exact" also
+    ends as soon as num_beams hypotheses have finished."""
 
     def __post_init__(self) -> None:
         if not is_integer(self.num_beams) or self.num_beams < 1:
-            raise UserError(f"num_beams={self.num_beams!r}: must be a whole number of at least 1")
+            raise UserError(f"num_beams={self.num_beams!r}: must be an integer >= 1")
         if not is_number(self.length_penalty) or not np.isfinite(self.length_penalty):
-            raise UserError(f"length_penalty={self.length_penalty!r}: must be a number, 0 for none")
+            raise UserError(
+                f"length_penalty={self.length_penalty!r}: must be a finite number; 0 disables length normalisation"
+            )
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise UserError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(allowed)}")
 
     def check_settings(self, settings: SamplingConfig) -> None:
-        """Raise for a setting that has no meaning with beams."""
-        plain = SamplingConfig()
+        """Raise for a setting that beam search does not support."""
+        defaults = SamplingConfig()
         for name in NOT_WITH_BEAMS:
             value = getattr(settings, name)
-            if value not in (None, [], getattr(plain, name)):
+            if value not in (None, [], getattr(defaults, name)):
                 raise UserError(
-                    f"num_beams={self.num_beams} with {name}={value!r}: beams do not sample, use one of them"
+                    f"num_beams={self.num_beams} with {name}={value!r}: beam search does not support this setting; "
+                    "leave it out or use num_beams=1"
                 )
 
     def normalizer(self, length: Int[Array, "*dims"]) -> Float[Array, "*dims"]:
-        """What sums of log-probabilities are divided by."""
+        """The divisor of the sum of log-probabilities of an output of this length."""
         length = jnp.asarray(length, jnp.float32)
         return (length if self.convention == "length" else (5.0 + length) / 6.0) ** self.length_penalty
 
@@ -85,18 +90,18 @@ class Hypothesis(NamedTuple):
     """One result of a beam search."""
 
     output: str | list[int]
-    """A text if the prompt was one, else ids: new tokens only, without eos."""
+    """The new tokens without eos: a text if the prompt was a text, otherwise ids."""
     score: float
-    """Sum of log-probabilities divided by the length penalty."""
+    """Sum of log-probabilities, normalised by length."""
 
 
 def beam_search(
     run: Run, requests: Iterable[Sequence[DecodeRequest]], config: BeamSearchConfig, batch_size: int
 ) -> Iterator[list[Hypothesis]]:
-    """The hypotheses of each group of requests, best first; a group has one request or none.
+    """Yield the hypotheses of each group, best first. A group holds one request; an empty group has no hypotheses.
 
     Args:
-      batch_size: beams decoded together, at least those of one request.
+      batch_size: number of beams decoded together, but at least those of one request.
     """
     num_requests, groups = max(1, batch_size // config.num_beams), iter(requests)
     while batch := list(itertools.islice(groups, num_requests)):
@@ -131,16 +136,16 @@ def _make_hypothesis(run: Run, request: DecodeRequest, sequence: list[int], scor
 
 # ---------------------------------------------------------------- the compiled search
 class Beams(NamedTuple):
-    """What the search carries from token to token: M beams for each of B requests."""
+    """What the search carries from token to token: M beams for each of B requests, which are R = B * M rows."""
 
-    model_state: ModelState  # B * M rows, and B sources
+    model_state: ModelState  # R rows of self-attention caches, B rows of cross-attention keys and values
     running_BMT: Int[Array, "B M T"]
     running_score_BM: Float[Array, "B M"]  # sums of log-probabilities
     finished_BMT: Int[Array, "B M T"]
-    finished_score_BM: Float[Array, "B M"]  # divided by the length penalty
-    is_finished_BM: Bool[Array, "B M"]  # false where a finished hypothesis is still missing
-    improvable_B: Bool[Array, " B"]
-    count: Int[Array, ""]
+    finished_score_BM: Float[Array, "B M"]  # sums of log-probabilities, normalised by length
+    is_finished_BM: Bool[Array, "B M"]  # false for entries that hold no hypothesis yet
+    improvable_B: Bool[Array, " B"]  # false once no running beam can replace a finished hypothesis
+    count: Int[Array, ""]  # new tokens of each running beam
 
 
 class Candidates(NamedTuple):
@@ -165,14 +170,14 @@ def search_beams(
     capacity: int,
     vocab_size: int,
 ) -> tuple[Int[Array, "B M T"], Float[Array, "B M"]]:
-    """Hypotheses, best first, padded with eos, and their scores.
+    """Run the search; returns the hypotheses, best first and padded with eos, and their scores.
 
     Args:
-      settings: of each request; a request whose max_new_tokens is 0 only pads the batch.
-      capacity: for new tokens, at least the largest max_new_tokens.
+      settings: one row per request; rows with max_new_tokens=0 only pad the batch.
+      capacity: length of the output arrays, at least the largest max_new_tokens.
     """
     num_eos = settings.eos.shape[1]
-    # Enough candidates that M of them go on even if every beam also ends with every eos token.
+    # Enough candidates that M do not end with eos, even if all eos continuations of all beams are among them.
     num_candidates = min(max(2, 1 + num_eos) * config.num_beams, config.num_beams * vocab_size)
     settings_R = jax.tree.map(lambda array: jnp.repeat(array, config.num_beams, axis=0), settings)
     best = partial(
@@ -198,7 +203,8 @@ def _start_beams(model_state: ModelState, settings: SamplingParams, num_beams: i
     B, M = settings.max_new_tokens.shape[0], num_beams
     filler_B11 = settings.eos[:, :1, None] if settings.eos.shape[1] else jnp.zeros((B, 1, 1), jnp.int32)
     sequences_BMT = jnp.broadcast_to(filler_B11, (B, M, capacity)).astype(jnp.int32)
-    # All beams of a request start equal. Only the first counts, or the search would find M copies of one hypothesis.
+    # All beams of a request start equal, so only the first gets a score above IMPOSSIBLE. Otherwise the search would
+    # return M copies of one hypothesis.
     first_only_BM = jnp.where(jnp.arange(M) == 0, 0.0, IMPOSSIBLE)[None].repeat(B, axis=0)
     return Beams(
         model_state=model_state._replace(
@@ -219,7 +225,7 @@ def _best_candidates(
 ) -> Candidates:
     """The `num` best continuations of each request: first the best of each beam, then the best among those."""
     B, M, _ = beams.running_BMT.shape
-    # Normalised over the full vocabulary, ids that are never chosen included, as `score` does.
+    # Normalised over the full vocabulary, including ids that are never chosen, so that scores agree with `score`.
     log_z_R1 = jax.nn.logsumexp(logits_RV.astype(jnp.float32), axis=-1, keepdims=True)
     if _has_filters(settings):
         lengths_R = jnp.asarray(prompt.lengths).repeat(M)
@@ -229,7 +235,7 @@ def _best_candidates(
     else:  # normalise only the K best, which saves a pass over the vocabulary
         score_RK, token_RK = top_k(logits_RV[:, :vocab_size], min(num, vocab_size))
         score_RK = score_RK - log_z_R1
-    # A filter may have set a token to -inf: keep it below every other one, but finite.
+    # Filters set excluded tokens to -inf: make them finite, but worse than every other token.
     score_BMK = jnp.maximum(score_RK, IMPOSSIBLE).reshape(B, M, -1) + beams.running_score_BM[..., None]
     score_BC, index_BC = jax.lax.top_k(score_BMK.reshape(B, -1), num)
     token_BC = jnp.take_along_axis(token_RK.reshape(B, -1), index_BC, axis=1)
@@ -251,7 +257,7 @@ def _beam_tokens(beams: Beams, prompt: Prompt) -> Int[Array, "R C"]:
 
 
 def _advance_beams(beams: Beams, best: Candidates, *, config: BeamSearchConfig, settings: SamplingParams) -> Beams:
-    """Beams with one more token, and the hypotheses that end with it."""
+    """Append one token to every running beam, and collect the hypotheses that end with it."""
     B, M, _ = beams.running_BMT.shape
     score_BC, parent_BC, token_BC = best
     candidates_BCT = _gather_sequences(beams.running_BMT, parent_BC).at[:, :, beams.count].set(token_BC)
@@ -261,6 +267,7 @@ def _advance_beams(beams: Beams, best: Candidates, *, config: BeamSearchConfig, 
 
     running_BM, chosen_BM = jax.lax.top_k(jnp.where(ends_BC, score_BC + IMPOSSIBLE, score_BC), M)
     parent_BM = jnp.take_along_axis(parent_BC, chosen_BM, axis=1)
+    # Each beam continues its parent, so it takes over the parent's cache.
     row_R = (parent_BM + M * jnp.arange(B)[:, None]).reshape(-1)
     state = beams.model_state
     state = state._replace(caches=reorder_rows(state.caches, row_R), lengths_B=state.lengths_B[row_R])
@@ -293,7 +300,7 @@ def _merge_finished(
     ends_BC: Bool[Array, "B C"],
     config: BeamSearchConfig,
 ) -> tuple[Int[Array, "B M T"], Float[Array, "B M"], Bool[Array, "B M"]]:
-    """The best of the finished hypotheses and of the candidates that end; closed requests accept no more."""
+    """The best M of the finished hypotheses and the candidates that end; closed requests accept no new ones."""
     score_BC = score_BC + IMPOSSIBLE * _is_closed(beams, config)[:, None] + IMPOSSIBLE * ~ends_BC
     merged_score = jnp.concatenate([beams.finished_score_BM, score_BC], axis=1)
     score_BM, kept_BM = jax.lax.top_k(merged_score, config.num_beams)
@@ -310,8 +317,8 @@ def _is_closed(beams: Beams, config: BeamSearchConfig) -> Bool[Array, " B"]:
 
 def _can_improve(beams: Beams, config: BeamSearchConfig, max_new_B: Int[Array, " B"]) -> Bool[Array, " B"]:
     """Whether the best running beam may still beat the worst finished hypothesis."""
-    # The sum of log-probabilities only falls with more tokens; only the larger normalizer of a longer output can raise
-    # the score. "never" therefore assumes the longest output, the other two the present length.
+    # Every token lowers the sum of log-probabilities, so only the larger normalizer of a longer output can raise the
+    # score. Therefore "never" assumes the maximum length, and the other two assume the current length.
     any_length = config.early_stopping == "never" and config.length_penalty > 0.0
     best_B = beams.running_score_BM[:, 0] / config.normalizer(max_new_B if any_length else beams.count)
     worst_B = jnp.where(beams.is_finished_BM.all(axis=1), beams.finished_score_BM.min(axis=1), IMPOSSIBLE)

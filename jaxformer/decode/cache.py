@@ -1,10 +1,10 @@
-"""Key-value caches: preallocated, explicit, one per layer. A recurrent layer carries its state instead.
+"""KV caches: preallocated arrays, one cache per layer. Recurrent layers have a state instead.
 
-Each layer has arrays of its own rather than a slice of a stacked array, with heads before positions. A loop that
-carries them can then update them in place, and attention reads them without a transpose.
+Each layer has its own arrays, not a slice of a stacked array, so that the decode loop can update them in place. Heads
+come before positions, so that attention reads the arrays without a transpose.
 
-A `FullCache` keeps every key of a row; a `RingCache` keeps the last ones, for attention with a window. Either stores
-its vectors as they are or as an `Int8Array`.
+A `FullCache` keeps all keys and values of a row; a `RingCache` keeps the most recent ones, for sliding-window
+attention. Both store their vectors either in the dtype of the model or as an `Int8Array`.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ from jaxformer.typing import Array, Float, Int
 
 
 class Int8Array(NamedTuple):
-    """Vectors quantized to int8, with one scale per vector (a head of a token)."""
+    """Vectors quantized to int8, with one scale per token and KV head."""
 
     values: Int[Array, "B K S H"]
     scales: Float[Array, "B K S 1"]
@@ -45,12 +45,12 @@ class FullCache:
     def extend(
         self, new: KeysValues, start_B: Int[Array, " B"], lengths_B: Int[Array, " B"], window: int | None
     ) -> tuple["FullCache", KeysValues, Mask]:
-        """Write new keys and values; returns the cache, everything it holds, and the mask for attention.
+        """Write new keys and values; returns the cache, the keys and values to attend to, and the attention mask.
 
-        Each row writes from its own index on, so that prompts of different lengths share a batch.
+        Row i writes from index `start_B[i]` on, so that prompts of different lengths can share a batch.
         """
-        # Padding behind a row's `lengths_B` is written too: it lies beyond the row's length, and the next tokens
-        # overwrite it before the causal mask lets anything see it.
+        # The padding after the `lengths_B` new tokens of a row is written too. The causal mask hides it until the next
+        # tokens overwrite it.
         written = FullCache(*(_write(old, part, start_B) for old, part in zip((self.k, self.v), new, strict=True)))
         mask = Mask(causal=True, window=window, q_offset=start_B)
         return written, KeysValues(*(_dequantize(part, new.k_BKSH.dtype) for part in (written.k, written.v))), mask
@@ -71,7 +71,7 @@ class RingCache:
     def extend(
         self, new: KeysValues, start_B: Int[Array, " B"], lengths_B: Int[Array, " B"], window: int | None
     ) -> tuple["RingCache", KeysValues, Mask]:
-        """As `FullCache.extend`."""
+        """See `FullCache.extend`."""
         if new.k_BKSH.shape[2] == 1:
             return self._extend_by_one(new, start_B, window)
         # A new key may overwrite one that an earlier new query still attends to. The attention therefore sees the old
@@ -84,7 +84,7 @@ class RingCache:
         ]
         token_BS = jnp.concatenate([self._token_index(start_B), start_B[:, None] + jnp.arange(T)], axis=1)
         mask = Mask(causal=True, window=window, q_offset=start_B, kv_index=token_BS)
-        # For every entry of the ring, which of the T new tokens it holds afterwards; negative: it keeps its old one.
+        # Which of the T new tokens each entry of the ring holds afterwards; negative if it keeps its old token.
         new_BR = self._token_index(start_B + lengths_B) - start_B[:, None]
         merged = [_merge(old, part, new_BR) for old, part in zip((self.k, self.v), fresh, strict=True)]
         return RingCache(*merged, self.size), KeysValues(*visible), mask
@@ -92,7 +92,7 @@ class RingCache:
     def _extend_by_one(
         self, new: KeysValues, start_B: Int[Array, " B"], window: int | None
     ) -> tuple["RingCache", KeysValues, Mask]:
-        # One token overwrites the one that has just left the window, so it may be written before attention.
+        # A single token overwrites the one that has just left the window, so it can be written before attention.
         written = [_write(old, part, start_B % self.size) for old, part in zip((self.k, self.v), new, strict=True)]
         mask = Mask(causal=True, window=window, q_offset=start_B, kv_index=self._token_index(start_B + 1))
         visible = KeysValues(*(_dequantize(part, new.k_BKSH.dtype) for part in written))
@@ -134,13 +134,13 @@ def _make_cache(attention: AttentionConfig, batch: int, length: int, runtime: Ru
 
 
 def _shard(array_BKSH: Array) -> Array:
-    """Split over the mesh by rows and heads. Positions stay whole: a token is written at a different one per row."""
+    """Shard by rows and KV heads, but not by positions: each row writes its next token at a different position."""
     return constrain(array_BKSH, "batch", "kv_heads", None, None)
 
 
 # ---------------------------------------------------------------- storage
 def _quantize_like(cache: CacheArray, new_BKTH: Float[Array, "B K T H"]) -> CacheArray:
-    """New vectors in the representation of the cache."""
+    """Convert new vectors to the format of the cache: its dtype, or int8."""
     if not isinstance(cache, Int8Array):
         return new_BKTH.astype(cache.dtype)
     largest = jnp.abs(new_BKTH.astype(jnp.float32)).max(axis=-1, keepdims=True)
@@ -169,7 +169,7 @@ def _write(cache: CacheArray, new_BKTH: Float[Array, "B K T H"], start_B: Int[Ar
 
 
 def _merge(cache: CacheArray, new: CacheArray, new_BR: Int[Array, "B R"]) -> CacheArray:
-    """For every entry of the ring the new vector of that index, or the old one where the index is negative."""
+    """Replace entry r of row b by vector `new_BR[b, r]` of `new`; a negative index keeps the old entry."""
 
     def merge(old_BKRH: Array, new_BKTH: Array) -> Array:
         gathered = jnp.take_along_axis(new_BKTH, jnp.maximum(new_BR, 0)[:, None, :, None], axis=2)
@@ -180,17 +180,17 @@ def _merge(cache: CacheArray, new: CacheArray, new_BR: Int[Array, "B R"]) -> Cac
 
 # ---------------------------------------------------------------- beams
 def repeat_rows(caches: Sequence[LayerCache], times: int) -> tuple[LayerCache, ...]:
-    """Repeat every row `times` times, next to each other. Sources are not repeated: beams share theirs."""
+    """Repeat every row `times` times, next to each other, but not the cross-attention keys and values."""
     return _map_rows(caches, lambda array: jnp.repeat(array, times, axis=0))
 
 
 def reorder_rows(caches: Sequence[LayerCache], rows: Int[Array, " B"]) -> tuple[LayerCache, ...]:
-    """Row i of the result is row `rows[i]`. Sources keep their order: beams move within one request only."""
+    """Row i of the result is row `rows[i]`. Beams stay within their request, so cross-attention keeps its order."""
     return _map_rows(caches, lambda array: array[rows])
 
 
 def _map_rows(caches: Sequence[LayerCache], change: Callable[[Array], Array]) -> tuple[LayerCache, ...]:
-    """Apply `change` to the self-attention cache or the recurrent state, not to cross-attention."""
+    """Apply `change` to self-attention caches and recurrent states, not to cross-attention: beams share it."""
 
     def map_layer(cache: LayerCache | RecurrentState) -> LayerCache | RecurrentState:
         if isinstance(cache, LayerCache):

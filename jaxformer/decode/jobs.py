@@ -1,8 +1,8 @@
-"""Generation for the command line: to the terminal, or as a job from file to file.
+"""Generation for the command line: to the terminal, or as a job from one JSON Lines file to another.
 
-A job reads one JSON object per line and writes one per line, in input order. The output consists of whole lines at any
-moment, so an interrupted job resumes after the last of them. The settings of a job are stored beside its output, so
-that it cannot be resumed with different ones.
+A job writes one result per input line, in input order and as soon as it is complete, so that an interrupted job resumes
+after the last complete line. The settings of a job are saved next to its output, and a job cannot be resumed with
+different ones.
 """
 
 import itertools
@@ -23,14 +23,14 @@ from jaxformer.decode.slots import Completion, DecodeRequest
 from jaxformer.errors import UserError
 from jaxformer.run import Run
 
-COPIED_FIELDS = ("id", "prompt", "ids")  # of an input line, repeated in its output line
+COPIED_FIELDS = ("id", "prompt", "ids")  # fields of an input line that are copied to its output line
 
 
 # ---------------------------------------------------------------- called by the command line
 def generate_to_terminal(
     run: Run, prompts: Sequence[str], settings: Mapping[str, Any], beams: Mapping[str, Any], batch_size: int
 ) -> None:
-    """Print outputs: a single one as it is generated, several in order, each as soon as it is complete."""
+    """Print the outputs: a single one while it is generated, several in input order, each when it is complete."""
     if len(prompts) == 1 and beams["num_beams"] == 1 and settings.get("num_samples", 1) == 1:
         for piece in stream(run, prompts[0], **settings):
             print(piece, end="", flush=True)
@@ -68,21 +68,21 @@ def generate_to_file(
             progress.update(task, completed=count)
 
         count = generate_file(run, source, target, job, origin, on_line)
-    remark = f", {num_errors} of those just made with an error" if num_errors else ""
+    remark = f", {num_errors} new ones with an error" if num_errors else ""
     print(f"{target}: {count} lines{remark}", file=sys.stderr)
 
 
 # ---------------------------------------------------------------- jobs
 @dataclass(frozen=True)
 class Job:
-    """The settings for every line; a line's own settings take precedence."""
+    """The settings of all lines. Settings in an input line take precedence."""
 
     settings: Mapping[str, Any]
     batch_size: int
     beam: BeamSearchConfig | None = None
 
     def as_json(self) -> dict[str, Any]:
-        # Without the batch size: it changes no output, so a job may be resumed with another one.
+        # The batch size is left out: it does not change the outputs, so a job may be resumed with another one.
         return {"settings": dict(self.settings), "beam": None if self.beam is None else vars(self.beam)}
 
 
@@ -99,7 +99,7 @@ class Line:
 def generate_file(
     run: Run, source: str | Path, target: str | Path, job: Job, origin: str, on_line: Callable[[int, bool], None]
 ) -> int:
-    """Append the results of all lines of `source` that `target` does not hold yet; returns the number it then holds.
+    """Append the missing results of `source` to `target`; returns the total number of results in `target`.
 
     Args:
       origin: the path of the run; a job can only be resumed with the same one.
@@ -107,7 +107,7 @@ def generate_file(
     """
     source, target = _existing_file(source), Path(target)
     if source.resolve() == target.resolve():
-        raise UserError(f"--output {target}: is the input too, write somewhere else")
+        raise UserError(f"--output {target}: is the same file as --input; choose another one")
     _check_or_save_job(target, {"run": origin, "step": run.step, "input": source.name, **job.as_json()})
     finished = _finished_lines(source, target)
     count = len(finished)
@@ -148,7 +148,7 @@ def _read_lines(run: Run, source: Path, job: Job, after: int) -> Iterator[Line]:
 
 
 def _numbered_lines(source: Path) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not blank, as bytes: one line that is not UTF-8 must not end the job."""
+    """Yield the lines that are not blank, as bytes: a line that is not UTF-8 must not abort the job."""
     with source.open("rb") as file:
         for number, raw in enumerate(file, start=1):
             if raw.strip():
@@ -159,29 +159,31 @@ def _parse_line(raw: bytes) -> Mapping[str, Any]:
     try:
         fields = json.loads(raw)
     except ValueError as error:
-        raise UserError(f"not a line of JSON in UTF-8 ({error})") from None
+        raise UserError(f"not valid JSON in UTF-8 ({error})") from None
     if not isinstance(fields, dict):
-        raise UserError('not a JSON object, such as {"prompt": "..."}')
+        raise UserError('not a JSON object; write, for example, {"prompt": "..."}')
     return fields
 
 
 def _line_requests(run: Run, fields: Mapping[str, Any], job: Job) -> list[DecodeRequest]:
     present = [name for name in ("prompt", "ids") if name in fields]
     if len(present) != 1:
-        raise UserError('must have either "prompt", a text, or "ids", a list of token ids')
+        raise UserError('must have either "prompt" (a text) or "ids" (a list of token ids)')
     name, prompt = present[0], fields[present[0]]
     if isinstance(prompt, str) != (name == "prompt"):
-        raise UserError(f'"{name}" is {prompt!r}: must be {"a text" if name == "prompt" else "a list of ids"}')
-    own = {name: value for name, value in fields.items() if name not in COPIED_FIELDS}
-    if isinstance(own.get("bias"), dict):
-        # JSON objects have strings for keys.
-        own["bias"] = {int(key) if key.isdigit() else key: value for key, value in own["bias"].items()}
-    return make_requests(run, prompt, {**job.settings, **own}, job.beam)
+        raise UserError(f'"{name}" is {prompt!r}: must be {"a text" if name == "prompt" else "a list of token ids"}')
+    line_settings = {name: value for name, value in fields.items() if name not in COPIED_FIELDS}
+    if isinstance(line_settings.get("bias"), dict):
+        # The keys of JSON objects are always strings, but token ids are integers.
+        line_settings["bias"] = {
+            int(key) if key.isdigit() else key: value for key, value in line_settings["bias"].items()
+        }
+    return make_requests(run, prompt, {**job.settings, **line_settings}, job.beam)
 
 
 # ---------------------------------------------------------------- results
 def _decode_lines(run: Run, lines: Iterable[Line], job: Job) -> Iterator[tuple[Line, dict[str, Any]]]:
-    """Every line with the fields of its result. Lines with an error keep their position."""
+    """Yield every line with the fields of its result, in input order, also for lines with an error."""
     lines, ahead = itertools.tee(lines)  # the scheduler reads ahead of the results
     results = decode(run, (line.requests for line in ahead), job.batch_size, job.beam)
     for line, outputs in zip(lines, results, strict=True):
@@ -189,7 +191,7 @@ def _decode_lines(run: Run, lines: Iterable[Line], job: Job) -> Iterator[tuple[L
 
 
 def _result_fields(outputs: list[Completion] | list[Hypothesis]) -> dict[str, Any]:
-    """Fields of one completion, lists of them for several, or the best hypothesis."""
+    """The fields of a completion, as lists if there are several; with beam search, those of the best hypothesis."""
     if not outputs:
         return {"output": None}
     if isinstance(outputs[0], Hypothesis):
@@ -203,22 +205,22 @@ def _result_fields(outputs: list[Completion] | list[Hypothesis]) -> dict[str, An
 
 # ---------------------------------------------------------------- resuming
 def _check_or_save_job(target: Path, job: dict[str, Any]) -> None:
-    """Save the job beside a new output, or check that an existing output belongs to the same job."""
+    """Save the job next to a new output, or check that an existing output belongs to the same job."""
     if not target.parent.is_dir():
-        raise UserError(f"--output {target}: there is no directory '{target.parent}'")
+        raise UserError(f"--output {target}: there is no directory '{target.parent}'; create it first")
     job_file = target.with_name(target.name + ".job.json")
     if not target.exists() or not target.stat().st_size:
         job_file.write_text(json.dumps(job, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         return
     if not job_file.exists():
-        raise UserError(f"--output {target}: exists and is no output of this command, write somewhere else")
-    before = json.loads(job_file.read_text(encoding="utf-8"))
+        raise UserError(f"--output {target}: exists but was not written by this command; choose another file")
+    saved = json.loads(job_file.read_text(encoding="utf-8"))
     # The new job goes through JSON as well, because tuples come back as lists.
-    changed = [name for name in job if before.get(name) != json.loads(json.dumps(job[name]))]
+    changed = [name for name in job if saved.get(name) != json.loads(json.dumps(job[name]))]
     if changed:
         raise UserError(
-            f"--output {target}: holds answers of another job, its '{changed[0]}' was {before.get(changed[0])!r}, "
-            f"not {job[changed[0]]!r}: write somewhere else, or delete it"
+            f"--output {target}: contains results of another job, whose '{changed[0]}' was {saved.get(changed[0])!r}, "
+            f"not {job[changed[0]]!r}; choose another file or delete this one"
         )
 
 
@@ -227,18 +229,23 @@ def _finished_lines(source: Path, target: Path) -> list[int]:
     if not target.exists():
         return []
     content = target.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
+    complete = content[: content.rfind(b"\n") + 1]
     finished = []
-    for raw, (number, line) in zip(whole.splitlines(), _numbered_lines(source), strict=False):
+    for raw, (number, line) in zip(complete.splitlines(), _numbered_lines(source), strict=False):
         result = json.loads(raw) if raw.startswith(b"{") else {}
         if result.get("line") != number or not _is_result_of(result, line):
-            raise UserError(f"--output {target}: line {len(finished) + 1} does not answer line {number} of {source}")
+            raise UserError(
+                f"--output {target}: line {len(finished) + 1} is not the result of line {number} of {source}; "
+                "choose another file or delete this one"
+            )
         finished.append(number)
-    if len(finished) != len(whole.splitlines()):
-        raise UserError(f"--output {target}: holds more answers than {source} has lines")
-    if len(whole) != len(content):  # the job was killed while it wrote
+    if len(finished) != len(complete.splitlines()):
+        raise UserError(
+            f"--output {target}: contains more results than {source} has lines; choose another file or delete this one"
+        )
+    if len(complete) != len(content):  # the job was killed while writing a line
         with target.open("r+b") as file:
-            file.truncate(len(whole))
+            file.truncate(len(complete))
     return finished
 
 

@@ -4,7 +4,7 @@ All arrays are preallocated, and every array of a `DecodeState` has the batch ro
 therefore be inserted at any index of a running batch. Its tokens depend on its own prompt, settings and seed only,
 never on its neighbours or on its index.
 
-Which request is in which row is known to `decode.slots`, not here.
+`decode.slots` keeps track of which request is in which row.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ class ModelState(NamedTuple):
 
 
 class Prefilled(NamedTuple):
-    """Prompts after their prefill."""
+    """Prompts after prefill."""
 
     model_state: ModelState
     logits_BV: Float[Array, "B V"]  # of the token after each prompt
@@ -57,7 +57,7 @@ class RequestArrays(NamedTuple):
 
 
 class TokenLogProbs(NamedTuple):
-    """Log-probabilities under the model, before any filter, by position; with the N most likely ids of each."""
+    """Log-probabilities, before any filter, of each chosen token and of the N most likely ids at its position."""
 
     chosen_BC: Float[Array, "B C"]
     top_BCN: Float[Array, "B C N"]
@@ -68,12 +68,12 @@ class DecodeState(NamedTuple):
     """Everything the loop carries from token to token; C is the capacity for prompt and output together."""
 
     model_state: ModelState
-    tokens_BC: Int[Array, "B C"]  # the prompt, then the new tokens; for an encoder-decoder those of the decoder
+    tokens_BC: Int[Array, "B C"]  # the prompt, then the new tokens; those of the decoder in an encoder-decoder
     prompt_lengths_B: Int[Array, " B"]
-    lengths_B: Int[Array, " B"]  # of `tokens_BC`; the last token is not in the cache yet
+    lengths_B: Int[Array, " B"]  # number of tokens in `tokens_BC`; the last one is not in the cache yet
     done_B: Bool[Array, " B"]
     seeds_B: Int[Array, " B"]
-    log_probs: TokenLogProbs | None  # None if no request asks for them
+    log_probs: TokenLogProbs | None  # None if no request needs them
 
 
 # ---------------------------------------------------------------- the model
@@ -172,7 +172,7 @@ def start_decode(
 
 @partial(jax.jit, donate_argnames="state")
 def insert_rows(state: DecodeState, new: DecodeState, rows_N: Int[Array, " N"]) -> DecodeState:
-    """Write row i of `new` to row `rows_N[i]` of `state`; an index beyond the last row drops it."""
+    """Write row i of `new` to row `rows_N[i]` of `state`; a row with an index beyond the last one is dropped."""
 
     def insert(old: Array, rows: Array) -> Array:
         # The new rows were prefilled by themselves, so their longest source may be shorter than that of the batch.
@@ -234,8 +234,8 @@ def advance(
         state, count = _unsqueeze_single_row(carry[0]), carry[1]
         last_B1 = jnp.take_along_axis(state.tokens_BC, state.lengths_B[:, None] - 1, axis=1)
         model_state, logits_BV = token_step(model, params, state.model_state, last_B1[:, 0])
-        # Finished rows go through the model with the others, but their length stays: what they write to the cache lies
-        # beyond it, and attention never reads it.
+        # Finished rows go through the model with the others, but their length does not change: what they write to the
+        # cache lies beyond it, where attention never reads.
         lengths_B = jnp.where(state.done_B, state.model_state.lengths_B, model_state.lengths_B)
         state = state._replace(model_state=model_state._replace(lengths_B=lengths_B))
         return _squeeze_single_row(sample_tokens(state, logits_BV, settings, vocab_size)), count + 1
@@ -245,10 +245,10 @@ def advance(
 
 
 def _squeeze_single_row(state: DecodeState) -> DecodeState:
-    """Drop the batch dimension of the caches if there is one row only.
+    """Drop the batch dimension of the caches if there is only one row.
 
-    XLA removes a batch dimension of size 1 from matmuls. A cache that the loop carries with it would be copied at
-    every token.
+    XLA removes a batch dimension of size 1 from matmuls. A cache that the loop carries with this dimension would be
+    copied at every token.
     """
     return _map_caches(state, lambda array: array[0]) if len(state.done_B) == 1 else state
 
@@ -270,7 +270,7 @@ def sample_tokens(
     Ids from `vocab_size` on are never sampled: the embedding of a model may have more rows than its tokenizer has ids.
     """
     num_new_B = state.lengths_B - state.prompt_lengths_B
-    # A key of the row's seed and its own token count alone: neither batch nor slot changes what a request samples.
+    # The key depends only on the row's seed and token count: neither batch nor slot changes what a request samples.
     keys = jax.vmap(lambda seed, n: jax.random.fold_in(jax.random.key(seed), n))(state.seeds_B, num_new_B)
     history = History(state.tokens_BC, state.prompt_lengths_B, state.lengths_B)
     token_B = sample_next(logits_BV[:, :vocab_size], keys, settings, history)

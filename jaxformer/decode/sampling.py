@@ -1,4 +1,4 @@
-"""The settings of a request: validated one request at a time, then batched into the arrays of `ops.sampling`."""
+"""The decoding settings of a request: validated per request, then batched into the arrays of `ops.sampling`."""
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -13,7 +13,7 @@ from jaxformer.ops.sampling import MIN_TEMPERATURE, SamplingParams
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """How the tokens of one request are chosen and what is reported about them. None turns a setting off."""
+    """The decoding settings of one request. None disables a setting."""
 
     temperature: float = 0.0  # 0 is greedy; the next four settings then have no effect
     top_k: int | None = None
@@ -26,20 +26,20 @@ class SamplingConfig:
     no_repeat_ngram: int | None = None
     min_new_tokens: int = 0
     max_new_tokens: int = 64
-    forced_first: int | None = None  # such as the target language of a translation
-    forced_last: int | None = None  # the token at position max_new_tokens
+    forced_first: int | None = None  # id of the first new token, for example the target language of a translation
+    forced_last: int | None = None  # id of the token at position max_new_tokens
     bias: Mapping[int, float] | None = None  # token id -> value added to its logit
     banned: Sequence[int] = ()  # token ids that are never chosen
-    stop: Sequence[str] = ()  # the output ends before the first of these texts
+    stop: Sequence[str] = ()  # stop strings: the output ends before the first of them
     seed: int = 0
     num_samples: int = 1  # outputs per prompt, sampled independently
-    log_probs: int | None = None  # report every token's log-probability and those of this many most likely ids
+    log_probs: int | None = None  # report the log-probabilities of each token and of this many most likely ids
 
     def __post_init__(self) -> None:
         for name, rule in (FILTER_RULES | OTHER_RULES).items():
             value, optional = getattr(self, name), getattr(SamplingConfig, name) is None
             if not ((value is None and optional) or (_has_type(rule.type, value) and rule.allows(value))):
-                raise UserError(f"{name}={value!r}: must be {rule.words}{', or none' if optional else ''}")
+                raise UserError(f"{name}={value!r}: must be {rule.words}{', or None' if optional else ''}")
         if self.min_new_tokens > self.max_new_tokens:
             raise UserError(
                 f"min_new_tokens={self.min_new_tokens}: must be at most max_new_tokens={self.max_new_tokens}"
@@ -48,18 +48,18 @@ class SamplingConfig:
 
     def _check_collections(self) -> None:
         if not isinstance(self.bias, Mapping | None):
-            raise UserError(f"bias={self.bias!r}: must be token ids with a number each, or none")
-        for name, what in (("banned", "token ids"), ("stop", "texts")):
+            raise UserError(f"bias={self.bias!r}: must be a dict from token id to number, or None")
+        for name, what in (("banned", "token ids"), ("stop", "strings")):
             value = getattr(self, name)
-            # A string is a sequence of strings: stop="\n\n" would silently mean two stop texts.
+            # A string is a sequence of strings: stop="\n\n" would silently mean two stop strings.
             if isinstance(value, str) or not isinstance(value, Sequence):
                 raise UserError(f"{name}={value!r}: must be a list of {what}")
         for text in self.stop:
             if not isinstance(text, str) or not text:
-                raise UserError(f"stop={self.stop!r}: must be texts that are not empty, got {text!r}")
+                raise UserError(f"stop={self.stop!r}: must be non-empty strings, got {text!r}")
         for token, value in (self.bias or {}).items():
             if not (_has_type(float, value) and abs(value) < LARGEST):
-                raise UserError(f"bias[{token!r}]={value!r}: must be a finite number; to remove a token use banned")
+                raise UserError(f"bias[{token!r}]={value!r}: must be a finite number; to exclude a token use banned")
 
     @property
     def is_greedy(self) -> bool:
@@ -76,53 +76,55 @@ class SamplingConfig:
         for name, tokens in token_ids.items():
             for token in tokens:
                 if not (_has_type(int, token) and 0 <= token < vocab_size):
-                    raise UserError(f"{name}: {token!r} is no token id: must be a whole number, 0 to {vocab_size - 1}")
+                    raise UserError(
+                        f"{name}: {token!r} is not a token id: must be an integer from 0 to {vocab_size - 1}"
+                    )
         if len(set(self.banned)) == vocab_size:
             raise UserError(f"banned: holds all {vocab_size} tokens of the vocabulary: leave at least one")
 
 
 def make_sampling_config(settings: Mapping[str, Any]) -> SamplingConfig:
-    """A `SamplingConfig`; an unknown setting raises with the nearest known ones."""
+    """Make a `SamplingConfig`; an unknown setting raises an error that lists the closest known ones."""
     known = [field.name for field in fields(SamplingConfig)]
     for name in settings:
         if name not in known:
             near = difflib.get_close_matches(name, known, 3) or known
-            raise UserError(f"unknown setting '{name}'; there are: {', '.join(near)}")
+            raise UserError(f"unknown setting '{name}'; known settings include: {', '.join(near)}")
     return SamplingConfig(**settings)
 
 
 class Rule(NamedTuple):
-    """What is allowed for one numeric setting."""
+    """The valid values of one numeric setting."""
 
     type: type
     allows: Callable[[float], bool]
-    words: str  # of the error message
-    off: float  # the value that leaves a row of a batch unchanged
+    words: str  # describes the valid values in the error message
+    off: float  # the value that disables the setting for a row of a batch
 
 
-# float32 turns numbers beyond these into infinity and zero.
+# Bounds of float32: larger numbers become infinity, smaller ones may become zero.
 LARGEST, SMALLEST = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)
 FILTER_RULES = {
     "temperature": Rule(float, lambda x: 0 <= x < LARGEST, "0 (greedy) or a positive number", 0.0),
-    "top_k": Rule(int, lambda x: x >= 1, "a whole number of at least 1", 0),
+    "top_k": Rule(int, lambda x: x >= 1, "an integer >= 1", 0),
     "top_p": Rule(float, lambda x: 0 < x <= 1, "in (0, 1]", 1.0),
     "min_p": Rule(float, lambda x: 0 <= x <= 1, "in [0, 1]", 0.0),
     "typical_p": Rule(float, lambda x: 0 < x <= 1, "in (0, 1]", 1.0),
     "repetition_penalty": Rule(float, lambda x: SMALLEST <= x < LARGEST, "a positive number", 1.0),
     "frequency_penalty": Rule(float, lambda x: abs(x) < LARGEST, "a finite number", 0.0),
     "presence_penalty": Rule(float, lambda x: abs(x) < LARGEST, "a finite number", 0.0),
-    "no_repeat_ngram": Rule(int, lambda x: x >= 1, "a whole number of at least 1", 0),
-    "min_new_tokens": Rule(int, lambda x: x >= 0, "a whole number, 0 or more", 0),
-    # -1 is no valid value, so this column is never dropped: the loop always needs it.
-    "max_new_tokens": Rule(int, lambda x: x >= 0, "a whole number, 0 or more", -1),
+    "no_repeat_ngram": Rule(int, lambda x: x >= 1, "an integer >= 1", 0),
+    "min_new_tokens": Rule(int, lambda x: x >= 0, "an integer >= 0", 0),
+    # -1 is not a valid value, so `_column` never drops this setting: the decode loop always needs it.
+    "max_new_tokens": Rule(int, lambda x: x >= 0, "an integer >= 0", -1),
     "forced_first": Rule(int, lambda x: x >= 0, "a token id", -1),
     "forced_last": Rule(int, lambda x: x >= 0, "a token id", -1),
 }
-# Settings that do not reach the device.
+# Numeric settings that are not part of `SamplingParams`.
 OTHER_RULES = {
-    "seed": Rule(int, lambda x: abs(x) < 2**63, "a whole number of 64 bits", 0),
-    "num_samples": Rule(int, lambda x: x >= 1, "a whole number of at least 1", 1),
-    "log_probs": Rule(int, lambda x: x >= 0, "a whole number, 0 or more", 0),
+    "seed": Rule(int, lambda x: abs(x) < 2**63, "a 64-bit integer", 0),
+    "num_samples": Rule(int, lambda x: x >= 1, "an integer >= 1", 1),
+    "log_probs": Rule(int, lambda x: x >= 0, "an integer >= 0", 0),
 }
 SAMPLING_ONLY = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 
@@ -137,16 +139,16 @@ def active_settings(config: SamplingConfig) -> frozenset[str]:
 def batch_settings(
     configs: Sequence[SamplingConfig], *, vocab_size: int, eos_ids: Sequence[int] = (), keep: Set[str] = frozenset()
 ) -> SamplingParams:
-    """One entry per row. A setting that no row uses is None unless `keep` names it, and is then not compiled.
+    """Arrays with one entry per row. A setting that no row uses is None, so that its filter is not compiled.
 
     Args:
-      keep: settings that rows added later will use; keeping them now avoids a second compilation.
+      keep: settings to include even if no row uses them yet, so that adding rows that use them does not recompile.
     """
     for config in configs:
         config.check_tokens(vocab_size)
     columns = {name: _column(configs, name, name in keep) for name in FILTER_RULES}
     if not eos_ids:
-        columns["min_new_tokens"] = None  # nothing ends a row early
+        columns["min_new_tokens"] = None  # without an eos token, no row ends early
     eos_BE = np.tile(np.array(eos_ids, np.int32), (len(configs), 1))
     bias_BV = _bias_table(configs, vocab_size) if "bias" in keep or any(c.bias for c in configs) else None
     banned_BV = _banned_table(configs, vocab_size) if "banned" in keep or any(c.banned for c in configs) else None
@@ -154,7 +156,7 @@ def batch_settings(
 
 
 def _column(configs: Sequence[SamplingConfig], name: str, keep: bool) -> np.ndarray | None:
-    """The values of one setting, or None if they are all off."""
+    """The values of one setting, or None if it is disabled for every row."""
     rule = FILTER_RULES[name]
     is_off = [getattr(c, name) is None or (c.is_greedy and name in SAMPLING_ONLY) for c in configs]
     values = [rule.off if off else getattr(c, name) for c, off in zip(configs, is_off, strict=True)]
@@ -185,7 +187,7 @@ def _has_type(kind: type, value: object) -> bool:
 
 
 def is_integer(value: object) -> bool:
-    """Whether the value is an integer; a bool is not, although Python counts it as one."""
+    """Whether the value is an integer. A bool is not, although it is an `int` in Python."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 

@@ -8,26 +8,26 @@ from jaxformer.decode.slots import Completion, DecodeRequest, Slots, make_shape,
 from jaxformer.decode.text import count_tokens_before, find_stop, new_text, settled_length
 from jaxformer.run import Run
 
-LOOKAHEAD_BATCHES = 4  # batches of requests that are read ahead, so that prompts of similar lengths run together
-MAX_STEPS = 64  # tokens between two looks at the slots; an interrupt waits no longer than that
-MAX_STEPS_WITH_STOP = 16  # the same if a request has a stop text, which only the host can find
+LOOKAHEAD_BATCHES = 4  # batches of requests to read ahead, so that prompts of similar length are prefilled together
+MAX_STEPS = 64  # tokens per call of the compiled loop; Ctrl-C takes effect between two calls
+MAX_STEPS_WITH_STOP = 16  # fewer if a request has stop strings, which only the host can detect
 
 
 def schedule(run: Run, requests: Iterable[Sequence[DecodeRequest]], num_slots: int) -> Iterator[list[Completion]]:
-    """Completions of each group of requests, in the order of the groups; a group may be empty."""
+    """Yield the completions of each group of requests, in input order; a group may be empty."""
     queue, results, next_group = _Queue(requests, num_slots), {}, 0
     slots: Slots | None = None
-    owners: dict[int, tuple[int, int]] = {}  # slot -> group and index within it
+    owners: dict[int, tuple[int, int]] = {}  # slot -> (group, index within the group)
     while queue.refill(results) or owners:
         if queue.waiting and not owners:
             slots = _make_slots(run, slots, [request for _, _, request in queue.waiting], num_slots)
         _fill_slots(slots, queue, owners)
         if owners:
-            _advance(slots, more=bool(queue.waiting))
+            _advance(slots, has_waiting=bool(queue.waiting))
             for slot, completion in _release_ended(slots):
                 group, index = owners.pop(slot)
                 results[group][index] = completion
-        # A group that is complete waits for those before it.
+        # Results are in input order: a complete group waits until all groups before it are complete.
         while next_group in results and None not in results[next_group]:
             yield results.pop(next_group)
             next_group += 1
@@ -40,11 +40,11 @@ class _Queue:
     """Requests that have been read and wait for a slot."""
 
     def __init__(self, groups: Iterable[Sequence[DecodeRequest]], num_slots: int) -> None:
-        self.waiting: deque[tuple[int, int, DecodeRequest]] = deque()  # with group and index within it
+        self.waiting: deque[tuple[int, int, DecodeRequest]] = deque()  # (group, index within the group, request)
         self._groups, self._num_slots = enumerate(groups), num_slots
 
     def refill(self, results: dict[int, list[Completion | None]]) -> bool:
-        """Read more groups while less than a batch waits; returns whether any request waits."""
+        """Read more groups if fewer requests than slots are waiting; returns whether any request is waiting."""
         while len(self.waiting) < self._num_slots:
             groups = list(islice(self._groups, LOOKAHEAD_BATCHES * self._num_slots))
             if not groups:
@@ -59,7 +59,7 @@ class _Queue:
 
 
 def _make_slots(run: Run, slots: Slots | None, requests: list[DecodeRequest], num_slots: int) -> Slots:
-    """Empty slots that hold these requests; the present ones if they are large enough, which avoids a compilation."""
+    """Empty slots for these requests; reuses `slots` if they are large enough, to avoid a compilation."""
     shape = make_shape(run, requests, min(len(requests), num_slots))
     if slots is None or slots.shape.num_slots < shape.num_slots or not slots.shape.covers(shape):
         slots = Slots(run, shape)
@@ -84,16 +84,16 @@ def _fill_slots(slots: Slots, queue: _Queue, owners: dict[int, tuple[int, int]])
         slots.add([request for _, _, request in entries])
 
 
-def _advance(slots: Slots, more: bool) -> None:
+def _advance(slots: Slots, has_waiting: bool) -> None:
     num_slots = slots.shape.num_slots
     # Leave the loop early only if there are requests to refill the slots with.
-    until_done = min(num_slots, len(slots.free) + refill_size(num_slots)) if more else num_slots
+    until_done = min(num_slots, len(slots.free) + refill_size(num_slots)) if has_waiting else num_slots
     has_stop = any(request is not None and request.config.stop for request in slots.requests)
     slots.advance(MAX_STEPS_WITH_STOP if has_stop else MAX_STEPS, until_done)
 
 
 def _release_ended(slots: Slots) -> Iterator[tuple[int, Completion]]:
-    """Free the slots whose request has ended or has reached a stop text; yields each slot with its completion."""
+    """Free the slots whose request has ended or has reached a stop string; yields each slot with its completion."""
     done = set(slots.done)
     for slot, request in enumerate(slots.requests):
         if request is None:
@@ -103,7 +103,7 @@ def _release_ended(slots: Slots) -> Iterator[tuple[int, Completion]]:
             text = new_text(slots.run, request.ids, ids)
             stop = find_stop(text, request.config.stop)
         if stop is not None:
-            # A stop text may begin within a token: the text is cut at it, the ids before that token.
+            # A stop string may begin inside a token: the text is cut at the stop string, the ids before that token.
             text = text[:stop]
             completion = slots.release(slot, count_tokens_before(slots.run, request.ids, ids, stop))
         elif slot in done:
@@ -117,13 +117,13 @@ def _release_ended(slots: Slots) -> Iterator[tuple[int, Completion]]:
 
 
 def stream_text(run: Run, request: DecodeRequest) -> Iterator[str]:
-    """The text of one request in pieces; a piece is yielded once no later token can change it."""
+    """Yield the text of one request in pieces, each as soon as no later token can change it."""
     slots = Slots(run, make_shape(run, [request], 1))
     slots.add([request])
     num_yielded = 0
     while True:
         is_done = bool(slots.done)
-        # The whole text every time: a token may change the text of those before it, such as half a character.
+        # Decode all tokens every time: a token may change the text of earlier ones, for example complete a character.
         text = new_text(run, request.ids, slots.new_ids(0))
         end = find_stop(text, request.config.stop)
         if end is not None:

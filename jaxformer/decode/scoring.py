@@ -35,25 +35,27 @@ def score(
 ) -> list[Float[np.ndarray, " T"]]:
     """Log-probability of every token of each target, given the tokens before it.
 
-    A decoder scores exactly the ids its tokenizer returns for a prompt, special ids included, and id lists as they are:
-    one value per token, NaN for the first, which nothing precedes. `numpy.nanmean` of the values gives the perplexity
-    that transformers computes.
+    A decoder-only model scores the ids that its tokenizer returns for a prompt, including special ids; id lists are
+    scored unchanged. There is one value per token. The first value is NaN, because no token precedes the first one.
+    `exp(-numpy.nanmean(values))` is the perplexity that transformers computes.
 
-    An encoder-decoder also gets one input per target. Its decoder starts from the decoder start token, so no value is
-    NaN. Texts are encoded without special ids; to score eos as well, pass ids.
+    An encoder-decoder also needs one input per target. Its decoder starts from the decoder start token, so no value is
+    NaN. Target texts are encoded without special ids; to score eos as well, pass ids.
 
     Args:
-      add_bos: put bos before each target of a decoder, so that its first token has a value too. bos itself gets none.
-        If the tokenizer adds bos already, the model then reads it twice.
+      add_bos: prepend bos to each target of a decoder-only model, so that its first token is scored too. There is no
+        value for bos itself. If the tokenizer adds bos already, the model reads it twice.
     """
     check_decoder(run, "score")
     shape = run.config.model.shape
     has_source = shape == "encoder-decoder"
     if (inputs is not None) != has_source:
-        need = "needs inputs" if inputs is None else "takes no inputs"
-        raise UserError(f"score: a model that is {shape} {need}")
+        need = "needs inputs, one per target" if inputs is None else "takes no inputs; leave them out"
+        raise UserError(f"score: this {shape} model {need}")
     if add_bos and has_source:
-        raise UserError("score: add_bos=True: an encoder-decoder starts from its decoder start token, leave it out")
+        raise UserError(
+            "score: add_bos=True: an encoder-decoder starts from its decoder start token; leave add_bos out"
+        )
     ids = encode_texts(run, targets, "encode_batch" if has_source else "encode_prompt")
     sources = encode_sources(run, inputs) if has_source else None
     if sources is not None and len(sources) != len(ids):
@@ -74,7 +76,7 @@ def score(
 def _score_batch(
     run: Run, ids: list[list[int]], sources: list[list[int]] | None, first_id: int | None
 ) -> list[Float[np.ndarray, " T"]]:
-    """Scores of one batch; `first_id` precedes every row, None leaves the first token without a score."""
+    """Scores of one batch. `first_id` is prepended to every row; if it is None, the first token gets NaN."""
     # The model reads every token but the last and predicts every token but the first.
     rows = ids if first_id is None else [[first_id, *row] if row else [] for row in ids]
     size = pad_batch_size(run, len(rows))
@@ -95,7 +97,7 @@ def _log_probs(
     model: Transformer, params: Params, previous: Tokens, targets_BT: Array, source: Tokens | None
 ) -> Float[Array, "B T"]:
     batch = Batch(previous, targets_BT, jnp.ones(targets_BT.shape, jnp.float32), source)
-    # The loss of training, so that logits of a large vocabulary never exist whole here either.
+    # The chunked loss of training, so that the logits [B, T, V] of a large vocabulary are never in memory at once.
     options = LossOptions(num_chunks=auto_chunks(*targets_BT.shape, model.config.vocab_size))
     return -token_loss(model, params, batch, options)[1].nll_BT
 
@@ -109,15 +111,15 @@ def forward(
     inputs_mask: Int[Array, "B S"] | None = None,
     types: Int[Array, "B T"] | None = None,
 ) -> Float[Array, "B T V"]:
-    """Logits of every position; for an encoder-only model hidden states [B, T, D]. Masks are 1 for real tokens.
+    """Logits of every position, or hidden states [B, T, D] of an encoder-only model. Masks are 1 for real tokens.
 
     Args:
       inputs: the source of an encoder-decoder.
-      types: token types, for models that distinguish first and second texts; None is type 0 for all.
+      types: token type ids, for models that have token type embeddings; None means type 0 for every token.
     """
     shape = run.config.model.shape
     if (inputs is not None) != (shape == "encoder-decoder"):
-        raise UserError(f"forward: a model that is {shape} {'needs' if inputs is None else 'takes no'} inputs")
+        raise UserError(f"forward: this {shape} model {'needs' if inputs is None else 'takes no'} inputs")
     target = tokens_from_ids(jnp.asarray(tokens), None if mask is None else jnp.asarray(mask))
     check_context(run, target.ids, "tokens")
     if types is not None:
@@ -140,12 +142,14 @@ def _forward(model: Transformer, params: Params, target: Tokens, source: Tokens 
 def _check_types(run: Run, ids: Array, types: np.ndarray) -> None:
     num_types = run.config.model.embedding.num_types
     if not num_types:
-        raise UserError("forward: this model has no types of tokens: leave types out")
+        raise UserError("forward: this model has no token type embeddings; leave types out")
     if types.shape != ids.shape:
         raise UserError(f"forward: types have shape {types.shape} but tokens {ids.shape}: give one type per token")
     bad = types[(types < 0) | (types >= num_types)]
     if bad.size:
-        raise UserError(f"forward: types hold {bad[0]}, but this model has {num_types}: use 0 to {num_types - 1}")
+        raise UserError(
+            f"forward: types contain {bad[0]}, but this model has {num_types} token types: use 0 to {num_types - 1}"
+        )
 
 
 # ---------------------------------------------------------------- embeddings
@@ -153,15 +157,15 @@ POOLINGS = {"mean": "mean", "cls": "first", "last": "last"}
 
 
 def embed(run: Run, texts: Sequence[Text], pooling: str = "mean", normalize: bool = True) -> Float[np.ndarray, "N D"]:
-    """One vector per text, from the hidden states of an encoder-only or decoder-only model.
+    """One embedding vector per text, pooled from the hidden states of an encoder-only or decoder-only model.
 
     Args:
-      pooling: the "mean" over a text's tokens, its first token ("cls") or its "last" one.
+      pooling: the "mean" over the tokens of a text, its first token ("cls"), or its "last" token.
       normalize: scale every vector to length 1, so that dot products are cosine similarities.
     """
     shape = run.config.model.shape
     if shape == "encoder-decoder":
-        raise UserError("embed: an encoder-decoder has no vectors of its own for a text; use an encoder-only model")
+        raise UserError("embed: an encoder-decoder is not supported; use an encoder-only or decoder-only model")
     if pooling not in POOLINGS:
         raise UserError(f"pooling={pooling!r}: must be one of {', '.join(POOLINGS)}")
     ids = (encode_sources if shape == "encoder-only" else encode_prompts)(run, texts)

@@ -1,7 +1,7 @@
 """The running batch: each request occupies a slot, and a finished request frees its slot for the next one.
 
-The arrays are a `DecodeState` of `decode.loop`; here is what the host knows about them, and how requests of any length
-become arrays of few different shapes.
+The arrays are on the devices, in a `DecodeState` of `decode.loop`. This module keeps track of the requests on the host,
+and pads requests of any length to few different shapes, because every shape is compiled separately.
 """
 
 import math
@@ -36,7 +36,7 @@ from jaxformer.run import Run
 from jaxformer.sharding import RULES
 from jaxformer.typing import Array, Bool, Float, Int, Params, Tokens, tokens_from_ids
 
-PREFILL_CHUNK = 512  # prompt tokens per prefill; attention scores of longer prompts would need unbounded memory
+PREFILL_CHUNK = 512  # prompt tokens per prefill; limits the memory of attention scores for long prompts
 
 
 @dataclass(frozen=True)
@@ -44,40 +44,40 @@ class DecodeRequest:
     """One output to generate; a prompt with several samples makes several requests."""
 
     ids: Sequence[int]
-    """What the model reads: a prompt, or the source of an encoder-decoder."""
+    """Token ids of the prompt, or of the source of an encoder-decoder."""
     config: SamplingConfig
     sample: int = 0
-    """Which of several outputs for the same prompt."""
+    """Index of this output among the samples of the same prompt."""
     as_text: bool = False
-    """Whether the prompt was a text, so that the output is one too."""
+    """Whether the prompt was a text; the output is then a text too."""
 
     @property
     def seed(self) -> int:
-        """Depends on the prompt, not on its position: equal requests sample the same, different ones differently."""
+        """A hash of the seed setting, the prompt and the sample index; the position in the batch has no effect."""
         words = np.asarray([*self.ids, self.sample] if self.sample else self.ids, np.int32)
         return zlib.crc32(words.tobytes(), self.config.seed & 0xFFFFFFFF)
 
 
 class Completion(NamedTuple):
-    """One output and how it came about."""
+    """One generated output."""
 
     output: str | list[int]
-    """A text if the prompt was one, else ids: new tokens only, without eos."""
+    """The new tokens without eos: a text if the prompt was a text, otherwise ids."""
     ids: list[int]
     finish: Literal["eos", "length", "stop"]
-    """What ended it: an eos token, max_new_tokens, or a stop text."""
+    """What ended the output: an eos token, max_new_tokens, or a stop string."""
     log_probs: Float[np.ndarray, " T"] | None = None
     """Log-probability of each token under the model, before any filter; None unless `log_probs` is set."""
     top: list[list[tuple[int, float]]] | None = None
-    """For each token (id, log-probability) of the `log_probs` most likely ids, best first."""
+    """For each token, the `log_probs` most likely ids as (id, log-probability), most likely first."""
 
 
 class SlotShape(NamedTuple):
-    """The size of a batch."""
+    """The shape of a batch of slots."""
 
     num_slots: int
-    length: int  # prompt and output together
-    source_length: int  # 0 without an encoder
+    length: int  # tokens of prompt and output together
+    source_length: int  # 0 for a decoder-only model
     top_n: int | None  # how many of the most likely ids are recorded; None records no log-probabilities
 
     def covers(self, other: "SlotShape") -> bool:
@@ -131,17 +131,17 @@ class Slots:
         return [slot for slot, request in enumerate(self.requests) if request is not None and done_B[slot]]
 
     def reserve_settings(self, requests: Sequence[DecodeRequest]) -> None:
-        """Compile for the settings of these requests too, once, rather than again whenever one of them is added."""
+        """Compile for the settings of these requests as well, so that adding them later compiles nothing."""
         self._active_settings |= frozenset().union(*(active_settings(request.config) for request in requests))
 
     def add(self, requests: Sequence[DecodeRequest]) -> None:
-        """Prefill new requests and insert them into free slots; each then has its first token."""
+        """Prefill new requests, sample the first token of each, and insert them into free slots."""
         slots, num_slots = self.free[: len(requests)], self.shape.num_slots
         for slot, request in zip(slots, requests, strict=True):
             self.requests[slot] = request
         self.reserve_settings(requests)
         self._settings = self._batch_settings([request.config if request else IDLE for request in self.requests])
-        # Two sizes only, so that few programs are compiled: the whole batch, or as many slots as a refill takes.
+        # Only two prefill sizes, so that few programs are compiled: the whole batch, or one refill.
         size = num_slots if len(requests) > refill_size(num_slots) else refill_size(num_slots)
         size = pad_batch_size(self.run, size)
         self._host_copy = None
@@ -152,7 +152,7 @@ class Slots:
                 return
             if self._state is None:
                 self._state = self._make_idle(new)
-            # Padding rows go to an index beyond the last slot, which drops them.
+            # Padding rows get an index beyond the last slot, so that `insert_rows` drops them.
             rows = np.array(slots + [num_slots] * (size - len(requests)), np.int32)
             self._state = insert_rows(self._state, new, rows)
 
@@ -172,13 +172,13 @@ class Slots:
         return ids[:-1] if ids and ids[-1] in eos_ids(self.run) else ids
 
     def release(self, slot: int, stop_after: int | None = None) -> Completion:
-        """Free the slot and return its result; `stop_after` cuts it to that many tokens."""
+        """Free the slot and return its result; `stop_after` truncates it to that many tokens."""
         request, ids = self.requests[slot], self.new_ids(slot)
         self.requests[slot] = None
         finish = "length" if len(ids) == len(self._ids_with_eos(slot)) else "eos"
         if stop_after is not None:
             finish, ids = "stop", ids[:stop_after]
-            # The device does not know about stop texts and would go on with this row.
+            # The compiled loop does not know about stop strings and would continue this row.
             self._state = self._state._replace(done_B=self._state.done_B.at[slot].set(True))
         return Completion(ids, ids, finish, *self._log_probs(slot, request.config.log_probs, len(ids)))
 
@@ -212,7 +212,7 @@ class Slots:
         return self.run.decoding_alone if self.shape.num_slots == 1 else self.run.decoding
 
     def _prefill(self, requests: Sequence[DecodeRequest], size: int) -> DecodeState:
-        """The state of the new requests alone, padded to `size` rows."""
+        """The decode state of only the new requests, padded to `size` rows."""
         run, num_padding = self.run, size - len(requests)
         prompts, prompt_index = _unique_prompts(requests)
         shares_prompts = len(prompts) < len(requests)
@@ -239,10 +239,10 @@ class Slots:
         )
 
     def _make_idle(self, new: DecodeState) -> DecodeState:
-        """A whole batch of idle slots, with the shapes and shardings of `new`."""
+        """A full batch of idle slots, with the shapes and shardings of `new`."""
 
         def zeros(array: Array) -> Array:
-            # Arrays made without a sharding would land on one device and be moved at the first insertion.
+            # Arrays without a sharding would be on one device and have to be moved at the first insertion.
             sharding = None if self.run.mesh is None else array.sharding
             return jnp.zeros((self.shape.num_slots, *array.shape[1:]), array.dtype, device=sharding)
 
@@ -260,18 +260,18 @@ def refill_size(num_slots: int) -> int:
 
 
 def _pad_source(state: DecodeState, length: int) -> DecodeState:
-    """Pad the sources of the first requests to the longest one the batch is made for."""
+    """Pad the cross-attention keys and values to the source length of the batch."""
     model_state = state.model_state
     segments_BS = model_state.source_segments_BS
     if segments_BS is None or segments_BS.shape[1] == length:
         return state
-    more = length - segments_BS.shape[1]
+    padding = length - segments_BS.shape[1]
     caches = tuple(
-        cache._replace(cross=jax.tree.map(lambda a: jnp.pad(a, ((0, 0), (0, 0), (0, more), (0, 0))), cache.cross))
+        cache._replace(cross=jax.tree.map(lambda a: jnp.pad(a, ((0, 0), (0, 0), (0, padding), (0, 0))), cache.cross))
         for cache in model_state.caches
     )
     # Segment 0 is padding: cross-attention does not see the new positions.
-    segments_BS = jnp.pad(segments_BS, ((0, 0), (0, more)))
+    segments_BS = jnp.pad(segments_BS, ((0, 0), (0, padding)))
     return state._replace(model_state=model_state._replace(caches=caches, source_segments_BS=segments_BS))
 
 
@@ -282,8 +282,8 @@ def prefill_in_chunks(model: Transformer, params: Params, prompt: Prompt, capaci
     first = prompt._replace(ids=prompt.ids[:, :PREFILL_CHUNK], lengths=np.minimum(prompt.lengths, PREFILL_CHUNK))
     state, logits_BV = prefill(model, params, first, capacity=capacity)
     for start in range(PREFILL_CHUNK, length, PREFILL_CHUNK):
-        # The last chunk may be shorter. Padding it to a full one could exceed the cache, whose writes would then be
-        # shifted back over earlier tokens.
+        # The last chunk may be shorter. Padding it to a full one could exceed the capacity of the cache:
+        # `dynamic_update_slice` would then shift the write back and overwrite earlier tokens.
         ids_BT = prompt.ids[:, start : start + PREFILL_CHUNK]
         lengths_B = np.clip(prompt.lengths - start, 0, PREFILL_CHUNK)
         state, logits_BV = prefill_chunk(model, params, state, logits_BV, ids_BT, lengths_B)
@@ -291,11 +291,11 @@ def prefill_in_chunks(model: Transformer, params: Params, prompt: Prompt, capaci
 
 
 def _unique_prompts(requests: Sequence[DecodeRequest]) -> tuple[list[Sequence[int]], list[int]]:
-    """The prompts without repetitions by neighbouring samples, and which prompt each request has."""
+    """The prompts, with consecutive samples of one prompt merged, and the prompt index of each request."""
     prompts: list[Sequence[int]] = []
     prompt_index = []
     for request in requests:
-        # Samples of one prompt share the very list, so identity suffices and no ids are compared.
+        # Samples of one prompt share the same list object, so there is no need to compare ids.
         if not (request.sample and prompts and prompts[-1] is request.ids):
             prompts.append(request.ids)
         prompt_index.append(len(prompts) - 1)
@@ -324,20 +324,20 @@ def pad_rows(rows: Sequence[Sequence[int]], batch_size: int, length: int) -> Int
     return array
 
 
-# ---------------------------------------------------------------- few shapes, few compiled programs
+# ---------------------------------------------------------------- padding to few shapes
 def bucket_length(n: int, least: int = 16) -> int:
-    """Round up to one of 16, 24, 32, 48, 64, 96, ...: at most a third of a longer row is padding."""
+    """Round up to one of 16, 24, 32, 48, 64, 96, ...: at most a third of a row longer than 16 is padding."""
     power = max(least, 1 << max(n - 1, 0).bit_length())
     return power * 3 // 4 if power > least and n <= power * 3 // 4 else power
 
 
 def pad_batch_size(run: Run, n: int) -> int:
-    """Round up to a power of two, and to a multiple of the devices that the batch is split over."""
+    """Round up to a power of two, and to a multiple of the number of shards of the batch dimension."""
     num_ways = 1 if run.mesh is None else math.prod(run.mesh.shape[axis] for axis in RULES["batch"])
     power = 1 << max(n - 1, 0).bit_length()
     return -(-power // num_ways) * num_ways
 
 
 def use_mesh(run: Run) -> AbstractContextManager:
-    """Split programs over the run's devices."""
+    """A context in which programs run on the mesh of the run, if it has one."""
     return nullcontext() if run.mesh is None else jax.set_mesh(run.mesh)

@@ -1,4 +1,4 @@
-"""Texts and id lists, as users pass them, to token ids and back: encoding, checks, the text of new tokens, stops."""
+"""Prompts (texts or id lists) to token ids, and new tokens to text: encoding, checks, decoding, stop strings."""
 
 import operator
 from collections.abc import Sequence
@@ -24,17 +24,17 @@ def encode_request(run: Run, prompt: Text, max_new_tokens: int) -> list[int]:
 
 
 def encode_prompts(run: Run, prompts: Sequence[Text]) -> list[list[int]]:
-    """Prompts of a decoder: texts with the special ids their tokenizer adds, id lists unchanged; bos if empty."""
+    """Encode prompts of a decoder. Special ids are added to texts, not to id lists; an empty prompt becomes bos."""
     return [row or [bos_id(run)] for row in encode_texts(run, prompts, "encode_prompt")]
 
 
 def encode_sources(run: Run, sources: Sequence[Text]) -> list[list[int]]:
-    """Inputs of an encoder: texts with the special ids their tokenizer adds, id lists unchanged; eos if empty."""
+    """Encode inputs of an encoder. Special ids are added to texts, not to id lists; an empty input becomes eos."""
     return [row or list(eos_ids(run)[:1]) or [0] for row in encode_texts(run, sources, "encode_source")]
 
 
 def encode_texts(run: Run, texts: Sequence[Text], method: str) -> list[list[int]]:
-    """Encode texts by a method of the tokenizer; id lists are checked and returned unchanged."""
+    """Encode texts with the tokenizer's `method`; id lists are checked and returned unchanged."""
     if isinstance(texts, str):
         raise UserError(f"expected a list of texts or of id lists, got the text {texts!r}: write [{texts!r}]")
     if all(isinstance(text, str) for text in texts):
@@ -48,7 +48,7 @@ def encode_texts(run: Run, texts: Sequence[Text], method: str) -> list[list[int]
 
 def _as_integers(row: object, i: int) -> list[int]:
     try:
-        return [operator.index(token) for token in row]  # unlike int(), it refuses 1.5
+        return [operator.index(token) for token in row]  # unlike int(), it rejects 1.5
     except TypeError:
         raise UserError(f"row {i} is neither a text nor a list of token ids: {row!r}") from None
 
@@ -65,12 +65,12 @@ def _check_ids(run: Run, rows: list[list[int]]) -> None:
 # ---------------------------------------------------------------- tokenizer and special ids
 def require_tokenizer(run: Run) -> Tokenizer:
     if run.tokenizer is None:
-        raise UserError("this model has no tokenizer: pass id lists instead of texts, and no stop texts")
+        raise UserError("this model has no tokenizer: pass id lists instead of texts, and no stop strings")
     return run.tokenizer
 
 
 def sampleable_vocab_size(run: Run) -> int:
-    """The ids below this may be sampled. A model's embedding may have more rows than its tokenizer has ids."""
+    """Ids below this may be sampled. The embedding may have more rows than the tokenizer has ids."""
     return run.config.model.vocab_size if run.tokenizer is None else run.tokenizer.vocab_size
 
 
@@ -84,7 +84,7 @@ def decoder_start_id(run: Run) -> int:
 
 
 def eos_ids(run: Run) -> tuple[int, ...]:
-    """Tokens that end a text; empty if neither the model nor its tokenizer names one."""
+    """The eos token ids; empty if neither the model nor its tokenizer defines one."""
     return special_ids(run.config.model, run.tokenizer).eos
 
 
@@ -111,9 +111,9 @@ def check_context(run: Run, rows: Sequence[Sequence[int]] | Array, what: str, nu
 
 
 # ---------------------------------------------------------------- ids to text
-CONTEXT_TOKENS = 8  # at the end of the prompt, enough to decide on a space between it and the first new token
+CONTEXT_TOKENS = 8  # prompt tokens decoded with the new ones, to get the space between them right
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
-"""How tokenizers decode bytes that are not a whole character yet."""
+"""What tokenizers return for bytes that do not form a complete character."""
 
 
 def new_text(run: Run, prompt_ids: Sequence[int], ids: Sequence[int]) -> str:
@@ -121,30 +121,30 @@ def new_text(run: Run, prompt_ids: Sequence[int], ids: Sequence[int]) -> str:
     tokenizer = require_tokenizer(run)
     if run.config.model.shape == "encoder-decoder":
         return tokenizer.decode(ids)
-    # Decoded by themselves, the new tokens would lose a leading space with SentencePiece, and a character that the
-    # prompt began. So the text is the difference between with and without them.
+    # Decoded alone, the new tokens would lose a leading space with SentencePiece, and a character that begins in the
+    # prompt. So both are decoded together, and the text of the prompt is removed.
     before = [token for token in prompt_ids[-CONTEXT_TOKENS:] if token < tokenizer.vocab_size]
     prompt, whole = tokenizer.decode(before), tokenizer.decode([*before, *ids])
     return whole[len(prompt) :] if whole.startswith(prompt) else tokenizer.decode(ids)
 
 
 def find_stop(text: str, stops: Sequence[str]) -> int | None:
-    """Where the stop text that is complete first begins, or None.
+    """Start index of the stop string that ends first, or None.
 
-    The earliest end decides, not the earliest start: the result is then the same however many tokens are generated
-    between two checks.
+    The earliest end decides, not the earliest start, so that the result does not depend on how many tokens are
+    generated between two checks.
     """
     ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
     return min(ends)[1] if ends else None
 
 
 def settled_length(text: str, stops: Sequence[str]) -> int:
-    """How many characters stay whatever follows: no incomplete character and no beginning of a stop text at the end."""
+    """Number of characters that later tokens cannot change: excludes a partial character or stop string at the end."""
     complete = text.rstrip(INCOMPLETE)
     partial_stops = [n for stop in stops for n in range(1, len(stop)) if complete.endswith(stop[:n])]
     return len(complete) - max(partial_stops, default=0)
 
 
 def count_tokens_before(run: Run, prompt_ids: Sequence[int], ids: Sequence[int], end: int) -> int:
-    """How many of the new tokens have all their text before character `end`."""
+    """Number of new tokens whose text lies completely before character `end`."""
     return max(n for n in range(len(ids) + 1) if n == 0 or len(new_text(run, prompt_ids, ids[:n])) <= end)

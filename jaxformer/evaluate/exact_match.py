@@ -7,7 +7,7 @@ from jaxformer.run import Run
 
 
 def exact_match(config: ExactMatch, run: Run, heldout: HeldOut) -> dict[str, float]:
-    """Share of held-out pairs whose greedy output equals the target."""
+    """Fraction of the first `num_examples` held-out pairs whose greedy output equals the target."""
     documents = heldout.documents()
     pairs = [documents[i] for i in range(min(config.num_examples, len(documents)))]
     outputs = generate(run, [pair["inputs"] for pair in pairs], max_new_tokens=run.config.data.length)

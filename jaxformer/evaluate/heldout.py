@@ -1,4 +1,4 @@
-"""Held-out data as metrics see it: batches with their loss, and the examples themselves."""
+"""The held-out set that metrics are computed on: the loss of its batches, and its examples before tokenisation."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -23,7 +23,7 @@ class HeldOut:
         self.config, self.loader, self.mesh = config, loader, mesh
         loss = OBJECTIVES[config.data.objective.kind].loss
         rows = loader.num_rows * loader.num_hosts // batch_ways(mesh.shape)
-        # No smoothing and no z-loss: the plain loss, in chunks as in training.
+        # The loss without label smoothing and z-loss, computed in chunks as in training.
         options = LossOptions(num_chunks=auto_chunks(rows, config.data.length, config.model.vocab_size))
         self._step = jax.jit(partial(_loss_sums, loss=loss, options=options), static_argnames="model")
 
@@ -36,7 +36,7 @@ class HeldOut:
         return open_source(self.config.data.heldout)
 
     def losses(self, run: Run, max_batches: int | None = None) -> Iterator[LossSums]:
-        """The loss sums of each batch, still on the devices: fetching each at once would stall them."""
+        """Yield the loss sums of each batch as device arrays: fetching each one right away would stall the devices."""
         num_batches = min(self.loader.num_batches, max_batches or self.loader.num_batches)
         with jax.set_mesh(self.mesh):
             for batch in self.loader.iterate(0, num_batches):

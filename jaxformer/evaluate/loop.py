@@ -1,7 +1,7 @@
 """The evaluation loop: which metrics are due at a step, and their values for a model.
 
-A metric is one file with a function `(config, run, heldout) -> values` and one line in `METRICS`; its keys and the
-names of its values are in `config/metrics.py`.
+A metric is one file with a function `(config, run, heldout) -> values` and one line in `METRICS`. Its config class and
+the names of its values are in `config/metrics.py`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ METRICS: Mapping[str, Metric] = {"perplexity": perplexity, "exact_match": exact_
 
 
 class Evaluation:
-    """The metrics of a config on its held-out set; without such a set nothing is ever due."""
+    """Measures the metrics of a config on its held-out set. Without a held-out set, no metric is ever due."""
 
     def __init__(self, config: RunConfig, heldout: PackedSet | None, objective: Objective, mesh: Mesh) -> None:
         self._config = config
@@ -42,11 +42,11 @@ class Evaluation:
             self._heldout = HeldOut(config, loader, mesh)
 
     def due(self, step: int) -> list[MetricConfig]:
-        """The metrics to measure after this step; all of them after the last."""
+        """The metrics to measure after this step; all of them after the last step."""
         return [metric for metric in self._metrics if step == self._config.train.steps or self._is_due(metric, step)]
 
     def measure(self, run: Run, metrics: Sequence[MetricConfig] | None = None) -> dict[str, float]:
-        """The values of these metrics, or of all."""
+        """The values of these metrics; None measures all of them."""
         values: dict[str, float] = {}
         for metric in self._metrics if metrics is None else metrics:
             values |= METRICS[metric.kind](metric, run, self._heldout)

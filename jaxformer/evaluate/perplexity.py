@@ -11,7 +11,7 @@ from jaxformer.run import Run
 
 
 def perplexity(config: Perplexity, run: Run, heldout: HeldOut) -> dict[str, float]:
-    """Means over the held-out set, or over its first batches."""
+    """Means over the held-out set, or over its first batches if `batches` is set."""
     sums = list(heldout.losses(run, config.batches or run.config.evaluate.batches))
     _, nll, correct, weight = np.sum(jax.device_get(sums), axis=0, dtype=np.float64)
     values = {
@@ -21,7 +21,7 @@ def perplexity(config: Perplexity, run: Run, heldout: HeldOut) -> dict[str, floa
     }
     packed = heldout.packed_set
     if packed.num_bytes:
-        # Over the whole set exact; over its first batches with the whole set's tokens per byte.
+        # Tokens per byte are those of the whole set, so the value is exact only if all batches are evaluated.
         bits_per_token = nll / weight / math.log(2)
         values["heldout_bits_per_byte"] = float(bits_per_token * packed.num_tokens / packed.num_bytes)
     return values

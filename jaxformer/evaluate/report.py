@@ -1,4 +1,4 @@
-"""`jaxformer evaluate`: the metrics of a run directory, and how metrics and samples are shown."""
+"""`jaxformer evaluate`: computes the metrics of a run, and formats metrics and samples for the terminal."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,20 +20,22 @@ from jaxformer.sharding import make_mesh
 
 
 def evaluate(path: str | Path, overrides: Sequence[str] = (), *, weights: str | None = None) -> dict[str, float]:
-    """Metrics of the run in a directory on the held-out data of its config; also written to its evaluation.json.
+    """Compute the metrics of a run on its held-out data; a run directory also stores them in evaluation.json.
 
     Args:
-      weights: "int8" measures the model with quantized weights too, as `int8_*`.
+      weights: "int8" also evaluates with quantized weights; the names of these metrics start with `int8_`.
     """
     directory = local_directory(path)
     config = apply_overrides(_read_config(directory), overrides)
     config.check_data()
     if config.data.heldout is None:
-        raise UserError('data.heldout is none: set it, such as data.heldout=\'{"kind":"text","paths":[...]}\'')
+        raise UserError('data.heldout is none: set it, for example data.heldout=\'{"kind":"text","paths":[...]}\'')
     mesh = make_mesh(config.mesh, jax.devices())
     run = replace(load(directory, mesh=mesh if mesh.size > 1 else None), config=config)
     if run.tokenizer is None:
-        raise UserError(f"'{directory}' has no tokenizer, and texts cannot be read without: put its files there")
+        raise UserError(
+            f"'{directory}' has no tokenizer, which evaluation needs to encode text: add its files to the directory"
+        )
     objective, run_dir = make_objective(config, run.tokenizer), RunDir(directory)
     heldout = load_heldout(config.data, objective, run.tokenizer, run_dir.data)
     evaluation = Evaluation(config, heldout, objective, mesh)
@@ -58,12 +60,12 @@ LABELS = {
     "heldout_accuracy": ("token accuracy", "{:.2%}"),
     "exact_match": ("exact match", "{:.2%}"),
 }
-"""How a value is shown; one without an entry is shown under its own name."""
+"""Label and format of each metric. A metric without an entry is shown under its own name."""
 HIDDEN = ("step", "heldout_loss")
 
 
 def format_metrics(values: dict[str, float]) -> str:
-    """One line for people; with quantized weights a second one that says what they lose."""
+    """The metrics as one line; with int8 weights, a second line has their metrics and the difference."""
     plain = {name: value for name, value in values.items() if not name.startswith("int8_")}
     lines = [_format_line(plain)]
     if "int8_heldout_loss" in values:

@@ -1,7 +1,7 @@
-"""Multi-head, grouped-query and multi-query attention: projections, positions, cache, output.
+"""Multi-head, grouped-query and multi-query attention: projections, norms, rotary positions, output.
 
-Self-attention and cross-attention are one module: `keys_values` projects whatever is attended to, so that a
-decoder projects its source once per request and passes the result in.
+One module serves self-attention and cross-attention. Keys and values are projected by a separate method, `keys_values`,
+so that decoding projects the source only once per request.
 """
 
 from typing import NamedTuple, Protocol
@@ -24,12 +24,12 @@ class KeysValues(NamedTuple):
 
 
 class Cache(Protocol):
-    """What self-attention needs of a cache; the kinds of caches live in `decode`."""
+    """The interface of a KV cache that self-attention uses; `decode` has the implementations."""
 
     def extend(
         self, new: KeysValues, start_B: Int[Array, " B"], lengths_B: Int[Array, " B"], window: int | None
     ) -> tuple["Cache", KeysValues, Mask]:
-        """Write the first `lengths_B` of `new` at index `start_B`; return all keys and values with their mask."""
+        """Write the first `lengths_B` tokens of `new` at index `start_B`; return all keys and values and their mask."""
 
 
 class Attention(nn.Module):
@@ -58,7 +58,7 @@ class Attention(nn.Module):
             self.q_norm, self.k_norm = Norm(cfg.qk_norm), Norm(cfg.qk_norm)
 
     def keys_values(self, x_BSD: jax.Array, rope: RopeTables | None = None) -> KeysValues:
-        """Keys, normalised and rotated if the config says so, and values."""
+        """Keys (normalised and rotated if configured) and values, with heads before positions as in the KV cache."""
         k_BSKH, v_BSKH = self.k(x_BSD), self.v(x_BSD)
         if self.config.qk_norm is not None:
             k_BSKH = self.k_norm(k_BSKH)

@@ -23,28 +23,28 @@ from jaxformer.typing import Array, Float, Int
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Context:
-    """What all layers of a stack share about the tokens they process."""
+    """Inputs besides the hidden states that all layers of a stack share."""
 
     positions_BT: Int[Array, "B T"]
     segments_BT: Int[Array, "B T"]
     source_BSD: Float[Array, "B S D"] | None = None
-    """Output of the encoder; not needed when the caches hold its keys and values."""
+    """Output of the encoder; None if the caches already hold its keys and values."""
     source_segments_BS: Int[Array, "B S"] | None = None
     start_B: Int[Array, " B"] | None = None
-    """With caches: the index of the first of the T tokens in its row."""
+    """Index of the first of the T tokens in its row; used only with caches."""
     bias: Bias | None = None
-    """Of all self-attention in the stack."""
+    """The bias of every self-attention layer in the stack."""
     rope: tuple[RopeTables, ...] = ()
-    """One for every distinct rotary encoding in the stack."""
+    """One entry for every distinct rotary encoding in the stack."""
 
     def with_rope(self, blocks: Sequence[BlockConfig]) -> "Context":
-        """Add the tables of these blocks: once per forward pass, because cosines are too expensive for every layer."""
+        """Add the rotary tables of these blocks, computed once per forward pass rather than in every layer."""
         specs = dict.fromkeys((block.attention.position, block.attention.head_dim) for block in blocks)
         tables = (rope_tables(self.positions_BT, *each) for each in specs if isinstance(each[0], Rope))
         return replace(self, rope=tuple(tables))
 
     def rope_of(self, attention: AttentionConfig) -> RopeTables | None:
-        """The tables of one layer; None if it has no rotary positions."""
+        """The rotary tables of one layer; None if it has no rotary positions."""
         if not isinstance(attention.position, Rope):
             return None
         by_spec = {(tables.spec, tables.head_dim): tables for tables in self.rope}
@@ -52,7 +52,7 @@ class Context:
 
 
 class LayerCache(NamedTuple):
-    """What one layer carries from token to token, and what it computed once per request."""
+    """The decoding state of one layer: its KV cache, and the cross-attention keys and values of the source."""
 
     attention: Cache
     cross: KeysValues | None = None
@@ -128,8 +128,8 @@ class Block(nn.Module):
         self, h_BTD: jax.Array, context: Context, cache: LayerCache | None, key: jax.Array | None
     ) -> jax.Array:
         kv = self.cross_keys_values(context.source_BSD) if cache is None else cache.cross
-        # Several rows may share one source, as beams do: they are folded into more queries of one row, so that the
-        # keys and values of the source need not be repeated.
+        # Several rows may share one source, for example in beam search. They are folded into one row with more queries,
+        # so that the keys and values of the source need not be repeated.
         num_sources = kv.k_BKSH.shape[0]
         segments = context.segments_BT.reshape(num_sources, -1)
         mask = Mask(q_segments=segments, kv_segments=context.source_segments_BS)
@@ -143,7 +143,7 @@ class Block(nn.Module):
 
     # ---------------------------------------------------------------- norms and residuals
     def _normalize_input(self, x_BTD: jax.Array, norm: Norm | None) -> jax.Array:
-        """Pre-norm and sandwich blocks normalise what a sub-layer reads."""
+        """Normalise the input of a sub-layer in pre-norm and sandwich blocks."""
         return x_BTD if norm is None or self.config.placement == "post" else norm(x_BTD)
 
     def _add(

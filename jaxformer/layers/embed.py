@@ -1,4 +1,4 @@
-"""Embeddings before the stacks; the output head and the pooler after them."""
+"""Input embeddings, the output head and the pooler."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from jaxformer.typing import Tokens
 
 
 class Embedding(nn.Module):
-    """Token vectors plus those of positions and token types.
+    """The sum of token, position and token type embeddings.
 
     With `both_sides`, the encoder of an encoder-decoder has its own position table and norm, named `source_*`.
     """
@@ -37,7 +37,7 @@ class Embedding(nn.Module):
             self.source_positions, self.source_norm = self._position_table("source_positions"), self._norm()
 
     def __call__(self, tokens: Tokens, key: jax.Array | None = None, source: bool = False) -> jax.Array:
-        """`source` selects the encoder's side of an encoder-decoder."""
+        """`source` selects the position table and norm of the encoder of an encoder-decoder."""
         cfg, dtype = self.config, self.runtime.dtype
         table, norm = self.positions, self.norm
         if source and self.both_sides:
@@ -66,7 +66,7 @@ class Embedding(nn.Module):
         return None if self.config.norm is None else Norm(self.config.norm)
 
     def _init(self, axis: str | None) -> nn.initializers.Initializer:
-        # A row is one token's vector: nothing is summed over the vocabulary, so its size is not a fan-in.
+        # num_in=0: a lookup does not sum over the vocabulary, so the vocabulary size is not a fan-in.
         return nn.with_logical_partitioning(initializer(self.kernel_init, num_in=0), (axis, "embed"))
 
 
@@ -87,7 +87,7 @@ class Transform(nn.Module):
 
 
 class Head(nn.Module):
-    """Logits in float32; a tied head multiplies by the token table."""
+    """The output head: logits in float32; a tied head multiplies by the token embedding table."""
 
     config: HeadConfig
     vocab_size: int
@@ -115,7 +115,7 @@ class Head(nn.Module):
 
 
 class Pooler(nn.Module):
-    """One vector per row, and class logits in float32 from it."""
+    """Pools every row into one vector and, if there are classes, projects it to class logits in float32."""
 
     config: PoolerConfig
     embed_dim: int
@@ -130,7 +130,7 @@ class Pooler(nn.Module):
             self.classes = Linear(shape, axes, self.kernel_init, self.runtime, bias=True, dtype=jnp.float32)
 
     def __call__(self, x_BTD: jax.Array, segments_BT: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        """Class logits [B, C], or the vectors [B, D] of a pooler without classes; each row holds one text."""
+        """Class logits [B, C], or pooled vectors [B, D] if there are no classes; rows must not be packed."""
         x_BD = self.transform(pool(x_BTD, segments_BT, self.config.pooling))
         if self.config.num_classes is None:
             return x_BD

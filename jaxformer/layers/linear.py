@@ -1,7 +1,7 @@
-"""What every layer is built from: how a model runs, the one linear layer, norms, and initialisers.
+"""Building blocks of all layers: run-time options, the linear layer, norms and initialisers.
 
-They own parameters, dtypes and logical axes. A matrix may be stored in another representation than a plain array
-(`ops.weights`); the layers only see the `Weight` protocol.
+These modules own parameters, dtypes and logical axes. A matrix may be stored in a format other than a plain array
+(`ops.weights`); the layers only use the `Weight` protocol.
 """
 
 import math
@@ -20,16 +20,16 @@ from jaxformer.ops.weights import Dense, DenseTable, Weight
 
 @dataclass(frozen=True)
 class Runtime:
-    """How a model runs, as opposed to what it is: nothing here changes a parameter's name or shape."""
+    """Run-time options of a model; none of them changes the name or shape of a parameter."""
 
     dtype: Any = jnp.float32
     remat: Literal["none", "full", "dots"] = "none"
     unroll: int | Literal["all"] = 1
     attention: str = "auto"
     platform: str = "cpu"
-    """What the program runs on: "cpu", "gpu" or "tpu"; the devices may exist only as a topology description."""
+    """Target platform: "cpu", "gpu" or "tpu"; the devices may exist only as a topology description."""
     cache: Literal["dtype", "int8"] = "dtype"
-    """How decoding stores keys and values: in `dtype`, or as int8 with one scale per vector."""
+    """Storage of the KV cache: in `dtype`, or as int8 with one scale per vector."""
 
 
 class Linear(nn.Module):
@@ -43,15 +43,15 @@ class Linear(nn.Module):
     init_scale: float = 1.0
     bias: bool = False
     dtype: Any = None
-    """Of the product; None means the runtime's."""
+    """Dtype in which the layer computes; None means the runtime's dtype."""
     out_dtype: Any = None
-    """Of the sum of products, before any bias; None means `dtype`."""
+    """Dtype of the matrix product, before the bias is added; None means `dtype`."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         dtype = self.runtime.dtype if self.dtype is None else self.dtype
-        draw = nn.with_logical_partitioning(initializer(self.kernel_init, self.num_in, self.init_scale), self.axes)
-        kernel = weight_param(self, "kernel", draw, self.shape)
+        init = nn.with_logical_partitioning(initializer(self.kernel_init, self.num_in, self.init_scale), self.axes)
+        kernel = weight_param(self, "kernel", init, self.shape)
         out_dtype = dtype if self.out_dtype is None else self.out_dtype
         y = kernel.matmul(x.astype(dtype), self.num_in, out_dtype, self.runtime.platform)
         if self.bias:
@@ -67,9 +67,9 @@ def weight_param(
     shape: tuple[int, ...],
     plain: type[Dense] | type[DenseTable] = Dense,
 ) -> Weight:
-    """A module's parameter in whatever representation it is stored, or newly initialised as a plain array."""
+    """A module's parameter in the format in which it is stored, or newly initialised as a plain array."""
     stored = module.get_variable("params", name) if module.has_variable("params", name) else None
-    # Flax compares the shape of a stored parameter with that of its initialiser, which only holds for plain arrays.
+    # `module.param` compares the shape of a stored parameter with the initialiser's, which only plain arrays match.
     return stored if isinstance(stored, Weight) else plain(module.param(name, init, shape))
 
 
@@ -81,8 +81,8 @@ class Norm(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         shape, offset = x.shape[-1:], self.config.unit_offset
-        start = nn.initializers.zeros if offset else nn.initializers.ones
-        scale = self.param("scale", nn.with_logical_partitioning(start, ("norm",)), shape)
+        scale_init = nn.initializers.zeros if offset else nn.initializers.ones
+        scale = self.param("scale", nn.with_logical_partitioning(scale_init, ("norm",)), shape)
         scale = 1.0 + scale if offset else scale
         if self.config.kind == "rms":
             return rms_norm(x, scale, self.config.eps)
@@ -97,7 +97,7 @@ def initializer(config: Init, num_in: int, scale: float = 1.0) -> Callable[..., 
     """`(key, shape, dtype) -> array`; the first `num_in` dimensions are contracted with the input."""
 
     def init(key: jax.Array, shape: tuple[int, ...], dtype=jnp.float32) -> jax.Array:
-        return scale * _DRAW[config.kind](config, key, shape, num_in).astype(dtype)
+        return scale * _INITIALIZERS[config.kind](config, key, shape, num_in).astype(dtype)
 
     return init
 
@@ -113,9 +113,9 @@ def _xavier(config: XavierInit, key, shape, num_in):
 
 
 def _fan_in(config: FanInInit, key, shape, num_in):
-    # 0.8796...: standard deviation of a standard normal cut at +-2, divided out to keep the stated variance.
+    # 0.8796... is the standard deviation of a standard normal truncated at +-2; dividing by it keeps the variance.
     stddev = math.sqrt(config.scale / math.prod(shape[:num_in])) / 0.87962566103423978
     return stddev * jax.random.truncated_normal(key, -2.0, 2.0, shape)
 
 
-_DRAW = {"normal": _normal, "xavier": _xavier, "fan_in": _fan_in}
+_INITIALIZERS = {"normal": _normal, "xavier": _xavier, "fan_in": _fan_in}

@@ -22,7 +22,7 @@ class Moe(nn.Module):
     def setup(self) -> None:
         cfg, D = self.config, self.embed_dim
         shape, axes = (D, cfg.num_experts), ("embed", "router")
-        # Float32: rounding would send tokens to other experts (arXiv:2101.03961, section 2.4).
+        # In float32, because rounding would send tokens to other experts (arXiv:2101.03961, section 2.4).
         self.router = Linear(shape, axes, self.kernel_init, self.runtime, dtype=jnp.float32)
         self.up = self._kernel("up", (D, cfg.dim), ("embed", "mlp"), 1.0)
         if cfg.gated:
@@ -32,7 +32,7 @@ class Moe(nn.Module):
     def __call__(
         self, x_BTD: Float[Array, "B T D"], segments_BT: Int[Array, "B T"]
     ) -> tuple[Float[Array, "B T D"], Float[Array, ""]]:
-        """The output, and the router's weighted loss: a mean over real tokens."""
+        """The output, and the weighted sum of the router's losses, each a mean over real tokens."""
         cfg = self.config
         with jax.named_scope("moe"):
             x_MD = x_BTD.reshape(-1, self.embed_dim)
@@ -43,7 +43,7 @@ class Moe(nn.Module):
             return y_MD.reshape(x_BTD.shape), cfg.load_balance * losses.load_balance + cfg.router_z * losses.router_z
 
     def _experts(self, x_RD: jax.Array, sizes_E: jax.Array) -> jax.Array:
-        """Rows sorted by expert, multiplied group by group."""
+        """Apply every expert to its group of rows; rows are sorted by expert."""
         activation, dtype = ACTIVATIONS[self.config.activation], self.runtime.dtype
         up_RF = jax.lax.ragged_dot(x_RD, self.up.to_array(1, dtype, num_lead=1), sizes_E)
         if self.config.gated:
@@ -53,11 +53,11 @@ class Moe(nn.Module):
         return jax.lax.ragged_dot(hidden_RF, self.down.to_array(1, dtype, num_lead=1), sizes_E)
 
     def _kernel(self, name: str, shape: tuple[int, int], axes: tuple[str, str], scale: float) -> Weight:
-        """The kernels of all experts, [E, in, out], each drawn as if it stood alone."""
-        draw = initializer(self.kernel_init, 1, scale)
+        """The kernels of all experts, [E, in, out], each initialised independently of the others."""
+        init_expert = initializer(self.kernel_init, 1, scale)
 
         def init(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-            return jax.vmap(lambda k: draw(k, shape[1:]))(jax.random.split(key, shape[0]))
+            return jax.vmap(lambda k: init_expert(k, shape[1:]))(jax.random.split(key, shape[0]))
 
         boxed = nn.with_logical_partitioning(init, ("expert", *axes))
         return weight_param(self, name, boxed, (self.config.num_experts, *shape))

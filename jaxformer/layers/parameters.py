@@ -1,4 +1,4 @@
-"""Parameters of a model: their shapes and logical axes without allocating anything, and their first values."""
+"""Parameters of a model: their shapes and logical axes without allocating anything, and their initial values."""
 
 from functools import lru_cache
 
@@ -12,13 +12,13 @@ from jaxformer.typing import Params, PyTree, Tokens, tokens_from_ids
 
 
 def init_params(config: ModelConfig, key: jax.Array) -> Params:
-    """Fresh float32 parameters."""
+    """Randomly initialised float32 parameters."""
     return nn.meta.unbox(_boxed(config, key))
 
 
 @lru_cache(maxsize=64)  # tracing a model takes seconds, and every command needs the result several times
 def abstract_params(config: ModelConfig) -> tuple[PyTree, PyTree]:
-    """Trees of `ShapeDtypeStruct`s and of logical axes (tuples of names); takes no memory."""
+    """Trees of `ShapeDtypeStruct`s and of logical axes (tuples of names); no arrays are allocated."""
     boxed = jax.eval_shape(lambda: _boxed(config, jax.random.key(0)))
     axes = jax.tree.map(lambda box: box.names, boxed, is_leaf=_is_box)
     return nn.meta.unbox(boxed), axes
@@ -35,7 +35,7 @@ def _boxed(config: ModelConfig, key: jax.Array) -> Params:
 
 
 def _touch_all(model: Transformer, tokens: Tokens, source: Tokens | None) -> None:
-    """Flax initialises a parameter where it is first used."""
+    """Call every submodule, because Flax initialises a parameter when it is first used."""
     model(tokens, source)
     if model.config.pooler is not None:
         model.pool(tokens)

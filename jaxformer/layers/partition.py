@@ -1,7 +1,7 @@
-"""Which parameters train: a parameter tree split into a trainable and a frozen part, and put together again.
+"""Splits a parameter tree into a trainable and a frozen part, and merges the two again.
 
-Parameters are stacked over layers, so a part may hold some rows of a leaf only: with the last of four layers trained,
-the trainable leaf has one row and the frozen one three. Both parts keep the paths of the whole tree.
+Parameters are stacked over layers, so a part may hold only some rows of a leaf: if only the last of four layers is
+trained, the trainable leaf has one row and the frozen leaf three. Both parts keep the paths of the full tree.
 """
 
 import fnmatch
@@ -37,11 +37,11 @@ class Partition:
         return any(rows.any() for rows in self._frozen.values())
 
     def split(self, tree: PyTree, take: TakeRows = lambda leaf, rows: leaf[rows]) -> tuple[PyTree, PyTree | None]:
-        """The trainable and the frozen part; the latter is None where nothing is frozen.
+        """The trainable and the frozen part; the latter is None if nothing is frozen.
 
         Args:
-          take: rows of a leaf. Pass `abstract_rows` for shapes, and `whole_leaf` for trees that have one value per
-            leaf, such as shardings and logical axes.
+          take: function that selects rows of a leaf. Pass `abstract_rows` for trees of shapes, and `whole_leaf` for
+            trees with one value per leaf, such as shardings and logical axes.
         """
         if not self.freezes:
             return tree, None
@@ -55,7 +55,7 @@ class Partition:
         return unflatten_dict(trainable, sep="/"), unflatten_dict(frozen, sep="/")
 
     def merge(self, trainable: PyTree, frozen: PyTree | None) -> PyTree:
-        """The whole tree of arrays."""
+        """The full tree of arrays."""
         if frozen is None:
             return trainable
         trained, fixed = flatten_dict(trainable, sep="/"), flatten_dict(frozen, sep="/")
@@ -77,7 +77,7 @@ def whole_leaf(leaf: Any, rows: Rows) -> Any:
 
 
 def _frozen_rows(path: str, model: ModelConfig, freeze: Sequence[ParameterSelector]) -> np.ndarray:
-    """For each row of a leaf whether it is frozen; a leaf outside of stacks counts as one row."""
+    """One boolean per row of a leaf: whether it is frozen. A leaf outside the stacks counts as one row."""
     depths, num_layers = _depths(path, model)
     is_frozen = np.zeros(max(len(depths), 1), bool)
     for selector in freeze:
@@ -92,21 +92,21 @@ def _frozen_rows(path: str, model: ModelConfig, freeze: Sequence[ParameterSelect
 
 
 def _depths(path: str, model: ModelConfig) -> tuple[list[int], int]:
-    """The layer, in order of depth, that each row of a leaf belongs to, and the number of layers of its stack."""
-    side, _, below = path.partition("/")
+    """The layer index of each row of a leaf, and the number of layers in its stack."""
+    side, _, rest = path.partition("/")
     stack = {"encoder": model.encoder, "decoder": model.decoder}.get(side)
     if stack is None:
         return [], 0
-    place = below.partition("/")[0]
+    entry = rest.partition("/")[0]
     if isinstance(stack, RecurrentConfig):
         names = [f"layers_{i}" for i in range(stack.num_layers)]
     else:
         names = [name for name, _ in stack.places]
-    return [depth for depth, name in enumerate(names) if name == place], stack.num_layers
+    return [depth for depth, name in enumerate(names) if name == entry], stack.num_layers
 
 
 def _interleave(trained: jnp.ndarray, fixed: jnp.ndarray, is_frozen: np.ndarray) -> jnp.ndarray:
-    """Rows of both in the order of the whole leaf, run by run, so that a contiguous part is one copy."""
+    """The rows of both parts in the order of the full leaf; consecutive rows of one part are copied together."""
     parts, used = [], {True: 0, False: 0}
     for frozen, run in groupby(is_frozen.tolist()):
         count, start = len(list(run)), used[frozen]
@@ -120,8 +120,8 @@ def _check(frozen: dict[str, np.ndarray], freeze: Sequence[ParameterSelector], m
         if not any(_frozen_rows(path, model, [selector]).any() for path in frozen):
             layers = "" if selector.layers is None else f" in layers {list(selector.layers)}"
             raise UserError(
-                f"train.freeze.{i}: '{selector.path}'{layers} matches no parameter; there are, for example: "
+                f"train.freeze.{i}: '{selector.path}'{layers} matches no parameter; parameters are, for example: "
                 f"{', '.join(list(frozen)[:3])}"
             )
     if freeze and all(rows.all() for rows in frozen.values()):
-        raise UserError("train.freeze: selects every parameter: leave some to train")
+        raise UserError("train.freeze: every parameter is selected; leave at least one trainable")

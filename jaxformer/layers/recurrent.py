@@ -1,7 +1,7 @@
-"""A recurrent stack, the baseline that came before attention, with the interface of `Stack`.
+"""A recurrent stack (Elman or LSTM), as a baseline for transformers, with the interface of `Stack`.
 
-The first layer reads embeddings and the others states, which differ in width, so that layers have parameters of
-their own (`layers_0`, `layers_1`, ...) rather than slices of stacked ones.
+The first layer reads embeddings and the other layers read states, which may differ in width, so each layer has separate
+parameters (`layers_0`, `layers_1`, ...) instead of slices of stacked ones.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from jaxformer.ops.recurrence import NUM_GATES, RecurrentState, empty_state, rec
 from jaxformer.sharding import constrain
 
 FORGET = 1
-"""Index of the forget gate among the four of an LSTM."""
+"""Index of the forget gate among the four gates of an LSTM."""
 
 
 class Recurrent(nn.Module):
@@ -29,7 +29,7 @@ class Recurrent(nn.Module):
 
     def setup(self) -> None:
         cfg, kernel_init = self.config, self.init_config.kernel
-        # "dots" recomputes nothing here: the products of a token are its gates, which are nearly all that is saved.
+        # remat="dots" would save the gates, which are nearly everything that is saved anyway, so it is like "none".
         layer = nn.remat(RecurrentLayer) if self.runtime.remat == "full" else RecurrentLayer
         widths = [self.embed_dim] + [cfg.dim] * (cfg.num_layers - 1)
         self.layers = [layer(cfg, width, kernel_init, self.runtime) for width in widths]
@@ -37,7 +37,7 @@ class Recurrent(nn.Module):
             self.out = Linear((cfg.dim, self.embed_dim), ("mlp", "embed"), kernel_init, self.runtime)
 
     def __call__(self, x_BTD: jax.Array, context: Context, key: jax.Array | None = None) -> tuple[jax.Array, None]:
-        """All layers over whole rows, from empty states; there are no auxiliary losses."""
+        """Run all layers over full rows, starting from empty states; there is no auxiliary loss."""
         cfg = self.config
         states = [empty_state(cfg.cell, len(x_BTD), cfg.dim)] * cfg.num_layers
         return self._run(x_BTD, context, states, split_key(key, cfg.num_layers))[0], None
@@ -45,7 +45,7 @@ class Recurrent(nn.Module):
     def extend(
         self, x_BTD: jax.Array, context: Context, caches: Sequence[RecurrentState]
     ) -> tuple[jax.Array, tuple[RecurrentState, ...]]:
-        """All layers over new tokens that follow those the states have processed."""
+        """Run all layers over new tokens, continuing from the states in `caches`."""
         return self._run(x_BTD, context, caches, split_key(None, self.config.num_layers))
 
     def _run(
@@ -54,7 +54,7 @@ class Recurrent(nn.Module):
         updated = []
         for layer, state, key in zip(self.layers, states, keys, strict=True):
             x_BTD, state = layer(x_BTD, context, state)
-            # arXiv:1409.2329, section 3.2: from layer to layer and to the head, never from token to token.
+            # arXiv:1409.2329, section 3.2: dropout between layers and before the head, never between tokens.
             x_BTD = dropout(x_BTD, self.config.dropout, key)
             updated.append(state)
         if self.config.dim != self.embed_dim:
@@ -63,7 +63,7 @@ class Recurrent(nn.Module):
 
 
 class RecurrentLayer(nn.Module):
-    """One cell over time: `input` for all tokens at once, the recurrent kernel token by token."""
+    """One recurrent layer: all tokens are projected in one product, then the cell runs token by token."""
 
     config: RecurrentConfig
     input_dim: int
@@ -75,11 +75,11 @@ class RecurrentLayer(nn.Module):
         cfg, dtype, num_gates = self.config, self.runtime.dtype, NUM_GATES[self.config.cell]
         shape, axes = (self.input_dim, num_gates, cfg.dim), ("embed", None, "mlp")
         inputs = Linear(shape, axes, self.kernel_init, self.runtime, out_dtype=jnp.float32, name="input")
-        draw = nn.with_logical_partitioning(initializer(self.kernel_init, 1), ("state", None, "mlp"))
-        kernel_PGF = self.param("recurrent_kernel", draw, (cfg.dim, num_gates, cfg.dim))
+        init = nn.with_logical_partitioning(initializer(self.kernel_init, 1), ("state", None, "mlp"))
+        kernel_PGF = self.param("recurrent_kernel", init, (cfg.dim, num_gates, cfg.dim))
         bias_GF = self.param("bias", nn.with_logical_partitioning(_bias_init, axes[1:]), (num_gates, cfg.dim))
         inputs_TBGF = constrain(inputs(x_BTD).swapaxes(0, 1) + bias_GF, None, "batch", None, "mlp")
-        # Gathered here, once: inside the scan every token would gather it again.
+        # All-gather the kernel once, before the scan: inside the scan, every token would gather it again.
         kernel_PGF = constrain(kernel_PGF.astype(dtype), None, None, "mlp")
         real_TB = context.segments_BT.T > 0
         starts_TB = real_TB & (context.positions_BT.T == 0)
@@ -88,6 +88,6 @@ class RecurrentLayer(nn.Module):
 
 
 def _bias_init(key: jax.Array, shape: tuple[int, int]) -> jax.Array:
-    """Zeros; an LSTM's forget gate starts open, at 1 (Gers et al. 2000; Jozefowicz et al. 2015, section 2.2)."""
+    """Zeros, but 1 for the forget gate of an LSTM (Gers et al. 2000; Jozefowicz et al. 2015, section 2.2)."""
     bias_GF = jnp.zeros(shape, jnp.float32)
     return bias_GF.at[FORGET].set(1.0) if shape[0] == NUM_GATES["lstm"] else bias_GF

@@ -1,8 +1,8 @@
 """A stack: a repeating pattern of blocks over parameters stacked along a leading `layers` axis.
 
 Blocks are applied as pure functions of their slice of the stacked parameters, so that scanning, unrolling and
-rematerialisation are run-time choices. `unstack_layers` gives a tuple of trees, one per layer, which is accepted
-too: a decode loop that reads every weight once per token must not pay for slicing them out of the stack.
+rematerialisation are run-time choices. A stack also accepts the result of `unstack_layers`, a tuple with one parameter
+tree per layer: a decode loop reads every weight once per token and should not pay for slicing them out of the stack.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,25 +42,28 @@ class Stack(nn.Module):
         if cfg.final_norm is not None:
             self.final_norm = Norm(cfg.final_norm)
         if cfg.relative_bias is not None:
-            draw = initializer(self.init_config.embedding, num_in=0)
+            init = initializer(self.init_config.embedding, num_in=0)
             shape = (cfg.relative_bias.num_buckets, cfg.pattern[0].attention.num_heads)
-            self.relative_bias = self.param("relative_bias", nn.with_logical_partitioning(draw, (None, "heads")), shape)
+            self.relative_bias = self.param("relative_bias", nn.with_logical_partitioning(init, (None, "heads")), shape)
         for name, block in self._blocks().items():
-            # Existing parameters are checked by the blocks themselves, layer by layer, when they are applied: Flax
-            # would compare them with the stacked shape, which unstacked ones do not have.
+            # Existing parameters are not declared, because Flax would compare them with the stacked shape, which
+            # unstacked ones do not have. The blocks check their shapes when they are applied.
             if not self.has_variable("params", name):
                 self.param(name, _init_stacked, block, cfg.sizes[name])
 
     def __call__(
         self, x_BTD: jax.Array, context: Context, key: jax.Array | None = None
     ) -> tuple[jax.Array, jax.Array | None]:
-        """All layers over whole rows, without caches; and the mean of the routers' losses, None without experts."""
-        if self.is_initializing():  # `setup` has initialised the blocks one by one
+        """Run all layers over full rows, without caches.
+
+        Returns the output and the mean router loss over layers, which is None without experts.
+        """
+        if self.is_initializing():  # `setup` has already initialised the blocks
             return self._normalize(x_BTD), None
         context, first = self._share(context), len(self.config.first)
         layers, keys = self._layers(), split_key(key, self.config.num_layers)
         unrolls = self.runtime.unroll == "all" or isinstance(self._params("blocks_0"), tuple)
-        # Layers before the pattern and an incomplete last repeat of it cannot be part of the scan.
+        # Layers before the pattern, and an incomplete last repeat of the pattern, cannot be part of the scan.
         scan_end = first if unrolls else first + self._num_repeats * len(self.config.pattern)
         x_BTD, losses = self._run_layers(x_BTD, context, layers[:first], keys[:first])
         if scan_end > first:
@@ -72,7 +75,7 @@ class Stack(nn.Module):
     def extend(
         self, x_BTD: jax.Array, context: Context, caches: Sequence[LayerCache]
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
-        """All layers over new tokens that follow those in the caches; unrolled, one cache per layer."""
+        """Run all layers, unrolled, over new tokens that follow those in the caches; one cache per layer."""
         context, updated = self._share(context), []
         for (block, layer), cache in zip(self._layers(), caches, strict=True):
             x_BTD, cache, _ = block.apply({"params": layer}, x_BTD, context, cache)
@@ -80,14 +83,14 @@ class Stack(nn.Module):
         return self._normalize(x_BTD), tuple(updated)
 
     def cross_keys_values(self, source_BSD: jax.Array) -> tuple[KeysValues, ...]:
-        """Each layer's keys and values of the source."""
+        """The cross-attention keys and values of the source, for each layer."""
         return tuple(
             block.apply({"params": layer}, source_BSD, method="cross_keys_values") for block, layer in self._layers()
         )
 
     @property
     def _num_repeats(self) -> int:
-        """How often the whole pattern occurs."""
+        """Number of complete repeats of the pattern."""
         return (self.config.num_layers - len(self.config.first)) // len(self.config.pattern)
 
     def _run_layers(
@@ -100,7 +103,7 @@ class Stack(nn.Module):
         return x_BTD, losses
 
     def _scan(self, x_BTD: jax.Array, context: Context, keys: Sequence[jax.Array | None]) -> tuple[jax.Array, Losses]:
-        """The whole repeats of the pattern, traced and compiled once for all of them."""
+        """Run the complete repeats of the pattern as a scan, so that the pattern is traced and compiled only once."""
         names, repeats = [f"blocks_{i}" for i in range(len(self.config.pattern))], self._num_repeats
         blocks = [self._block_function(self._blocks()[name]) for name in names]
 
@@ -117,7 +120,7 @@ class Stack(nn.Module):
         return jax.lax.scan(one_repeat, x_BTD, (layers, stacked_keys), unroll=unroll)
 
     def _block_function(self, block: Block) -> Callable[..., tuple[jax.Array, jax.Array | None]]:
-        """One block without a cache as a function of its parameters, rematerialised as the runtime says."""
+        """A block without a cache as a function of its parameters, with the rematerialisation of the runtime."""
 
         def apply(params, x_BTD, context, key):
             result = block.apply({"params": params}, x_BTD, context, key=key)
@@ -130,7 +133,7 @@ class Stack(nn.Module):
         return x_BTD if self.config.final_norm is None else self.final_norm(x_BTD)
 
     def _share(self, context: Context) -> Context:
-        """Add what all layers share: rotary tables and the relative bias."""
+        """Add the rotary tables and the relative bias, which all layers share."""
         cfg, context = self.config, context.with_rope(self.config.blocks)
         if cfg.relative_bias is None:
             return context
@@ -138,15 +141,15 @@ class Stack(nn.Module):
         return replace(context, bias=BucketedBias(self.relative_bias, cfg.relative_bias.max_distance, causal))
 
     def _blocks(self) -> dict[str, Block]:
-        """The module of each entry of `first` and of the pattern."""
+        """One module for each entry of `first` and of the pattern."""
         scale = (2 * self.config.num_layers) ** -0.5 if self.init_config.depth_scaled_output else 1.0
         shared = (self.embed_dim, self.init_config, scale, self.runtime)
         blocks = zip(self.config.sizes, self.config.blocks, strict=True)
-        # Without a parent a block is a pure function; its name still labels it in profiles.
+        # Without a parent, a block is applied as a pure function; its name only labels it in profiles.
         return {name: Block(block, *shared, parent=None, name=name) for name, block in blocks}
 
     def _params(self, name: str) -> Params | tuple[Params, ...]:
-        """The parameters of all layers that an entry of the pattern stands for."""
+        """The parameters of all layers that share an entry of `first` or of the pattern."""
         return nn.meta.unbox(self.get_variable("params", name))
 
     def _layers(self) -> list[Layer]:
@@ -157,7 +160,7 @@ class Stack(nn.Module):
 
 
 def _mean(losses: Losses) -> jax.Array | None:
-    """Over all layers; a scan gives the losses of several layers as one array."""
+    """The mean over all layers; a scan returns the losses of several layers as one array."""
     present = [loss.reshape(-1) for loss in losses if loss is not None]
     return jnp.concatenate(present).mean() if present else None
 
@@ -171,17 +174,17 @@ def _init_stacked(key: jax.Array, block: Block, num_layers: int) -> Params:
 
 
 def split_layers(stored: Params | tuple[Params, ...]) -> tuple[Params, ...]:
-    """The parameters of each layer, from stacked ones or from a tuple of layers."""
+    """The parameters of each layer, from stacked parameters or from a tuple that is already split."""
     if isinstance(stored, tuple):
         return stored
     leaves, structure = jax.tree.flatten(stored)
-    # One split rather than one slice per layer: its gradient is one concatenation, not a sum of padded stacks.
+    # A single split instead of one slice per layer: its gradient is one concatenation, not a sum of padded arrays.
     parts = [[part[0] for part in jax.lax.split(leaf, [1] * len(leaf))] for leaf in leaves]
     return tuple(jax.tree.unflatten(structure, layer) for layer in zip(*parts, strict=True))
 
 
 def unstack_layers(params: Params, config: ModelConfig) -> Params:
-    """The same parameters with the stacked layers of encoder and decoder as tuples of layers."""
+    """The same parameters, with the stacked layers of encoder and decoder split into tuples of layers."""
     stacks = {"encoder": config.encoder, "decoder": config.decoder}
     unstacked = {
         name: {part: split_layers(tree) if part in stack.sizes else tree for part, tree in params[name].items()}

@@ -1,6 +1,6 @@
-"""The one model class: embeddings, an optional encoder stack, an optional decoder stack, a head.
+"""The model class of all architectures: embeddings, an optional encoder stack, an optional decoder stack, a head.
 
-Everything is a pure function of parameters and explicit arguments: `Transformer(cfg).apply({"params": p}, ...)`.
+Every method is a pure function of parameters and explicit arguments: `Transformer(cfg).apply({"params": p}, ...)`.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class Transformer(nn.Module):
     def __call__(
         self, tokens: Tokens, source: Tokens | None = None, key: jax.Array | None = None
     ) -> Float[Array, "B T V"]:
-        """Logits of every position; a model without a head gives hidden states [B, T, D]."""
+        """Logits of every position; hidden states [B, T, D] if the model has no head."""
         hidden_BTD = self.hidden(tokens, source, key)
         return hidden_BTD if self.config.head is None else self.logits(hidden_BTD)
 
@@ -54,7 +54,7 @@ class Transformer(nn.Module):
     def hidden_and_router_loss(
         self, tokens: Tokens, source: Tokens | None = None, key: jax.Array | None = None
     ) -> tuple[Float[Array, "B T D"], Float[Array, ""] | None]:
-        """The same, with the auxiliary loss of the routers per token; None without experts."""
+        """Like `hidden`, with the auxiliary router loss as a mean over tokens; None without experts."""
         if self.config.decoder is None:
             return self._encode(tokens, key)
         keys = split_key(key, 3)

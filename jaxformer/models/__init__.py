@@ -1,4 +1,4 @@
-"""Model families: each file holds functions that build a `ModelConfig`, and the published sizes by name."""
+"""Model families: each file has functions that build a `ModelConfig`, and presets of the published sizes."""
 
 from importlib import import_module
 from types import ModuleType
@@ -35,7 +35,7 @@ PRESETS: dict[str, Preset] = {
 
 
 def preset(name: str) -> ModelConfig:
-    """The config of a published model, such as `gpt2-124m`."""
+    """The config of a published model by name, for example `gpt2-124m`."""
     if name not in PRESETS:
         raise UserError(f"no preset '{name}'; there are: {', '.join(sorted(PRESETS))}")
     return PRESETS[name].build()

@@ -1,6 +1,6 @@
 """BART (arXiv:1910.13461).
 
-Deviation: BART also drops activations inside the MLPs.
+Deviation: BART also applies dropout inside the MLPs.
 """
 
 from jaxformer.config import (
@@ -48,7 +48,7 @@ def bart(
     """Post-norm, learned positions, exact GELU, biases everywhere, normalised embeddings.
 
     Args:
-      num_decoder_layers, num_decoder_heads, decoder_mlp_dim: none means the same as in the encoder.
+      num_decoder_layers, num_decoder_heads, decoder_mlp_dim: default to those of the encoder.
     """
     norm = NormConfig(kind="layer", eps=1e-5)
     attention = _attention(embed_dim, num_heads, attention_dropout)
@@ -82,7 +82,7 @@ def _attention(embed_dim: int, num_heads: int, dropout: float) -> AttentionConfi
 
 
 _PRESETS = {
-    # num_parameters() of facebook/bart-{base,large}, and the bias on the logits, which is a buffer there.
+    # num_parameters() of facebook/bart-{base,large}, plus the bias of the logits, which is a buffer in transformers.
     "bart-base": Preset(139_420_416 + 50_265, lambda: bart(num_layers=6, embed_dim=768, num_heads=12, mlp_dim=3072)),
     "bart-large": Preset(406_291_456 + 50_265, lambda: bart(num_layers=12, embed_dim=1024, num_heads=16, mlp_dim=4096)),
 }

@@ -50,8 +50,8 @@ def bert(
     Args:
       masked_lm: whether the model has a masked-LM head.
       pooled: whether the model has a pooler; `num_classes` implies one.
-      head_activation: none means `activation`.
-      classifier_dropout: none means `dropout`.
+      head_activation: defaults to `activation`.
+      classifier_dropout: defaults to `dropout`.
     """
     norm = NormConfig(kind="layer", eps=eps)
     block = BlockConfig(
@@ -88,7 +88,8 @@ def bert(
 
 
 _PRESETS = {
-    # The hub for google-bert/bert-base-uncased, and the tensors of -large, less the pooler and the next-sentence head.
+    # The hub for google-bert/bert-base-uncased and the tensors in the files of -large, both without the pooler and the
+    # next-sentence head.
     "bert-base": Preset(
         110_106_428 - (768 * 768 + 768) - (768 * 2 + 2),
         lambda: bert(num_layers=12, embed_dim=768, num_heads=12, mlp_dim=3072),

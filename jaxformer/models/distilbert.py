@@ -11,7 +11,7 @@ def distilbert(*, classifier_dropout: float | None = 0.2, **options) -> ModelCon
 
 
 _PRESETS = {
-    # num_parameters() of distilbert-base-uncased with its masked head.
+    # num_parameters() of distilbert-base-uncased with its masked-LM head.
     "distilbert-base": Preset(66_985_530, lambda: distilbert(num_layers=6, embed_dim=768, num_heads=12, mlp_dim=3072)),
 }
 

@@ -52,13 +52,13 @@ def gemma(
     dropout: float = 0.0,
     attention_dropout: float = 0.0,
 ) -> ModelConfig:
-    """RMSNorm that stores `scale - 1`, scaled embeddings, gated GELU, a head width independent of `embed_dim`.
+    """RMSNorm that stores `scale - 1`, scaled embeddings, gated GELU, `head_dim` independent of `embed_dim`.
 
     Args:
       rope: rotary positions of the global layers.
-      local_rope: rotary positions of the local layers; none means those of the global ones.
-      local: per layer, whether it uses `window` and `local_rope`; none means no layer does.
-      query_scalar: attention logits are divided by its square root; none means `head_dim`.
+      local_rope: rotary positions of the local layers; default to those of the global layers.
+      local: for each layer, whether it uses `window` and `local_rope`; by default no layer does.
+      query_scalar: attention logits are divided by its square root; defaults to `head_dim`.
     """
     local = [False] * num_layers if local is None else local
     if len(local) != num_layers:
@@ -108,7 +108,7 @@ def gemma2(
     head_softcap: float | None = 30.0,
     **options,
 ) -> ModelConfig:
-    """Build a `gemma` with norms on both sides, soft-capped logits, and alternating local and global layers."""
+    """Build a `gemma` with norms around each sub-layer, soft-capped logits, and alternating local and global layers."""
     return gemma(
         num_layers=num_layers,
         window=window,
@@ -133,7 +133,7 @@ def gemma3(
     context_length: int | None = 131_072,
     **options,
 ) -> ModelConfig:
-    """Build a `gemma` with norms on both sides and on queries and keys, and five local layers per global one."""
+    """Build a `gemma` with norms around each sub-layer and on queries and keys; five local layers per global one."""
     return gemma(
         num_layers=num_layers,
         vocab_size=vocab_size,
@@ -166,11 +166,11 @@ def _preset(build, shape: Sequence[int], **options) -> ModelConfig:
 
 
 def _text_count(total: int, embed_dim: int) -> int:
-    """The count without vision: SigLIP at 896 pixels (arXiv:2303.15343), and the norm and projection after it."""
+    """The count of the text model: without SigLIP at 896 pixels (arXiv:2303.15343) and its norm and projection."""
     return total - 416_866_032 - (1152 + 1152 * embed_dim)
 
 
-# Section 3 of Gemma 3: the sizes with a context of 128K tokens scale the RoPE of global layers, the others stop at 32K.
+# Gemma 3 paper, section 3: models with a context of 128K tokens scale the RoPE of global layers; the others have 32K.
 _LONG = {"rope": Rope(theta=1e6, scaling=LinearScaling(factor=8.0))}
 _SHORT = {"vocab_size": 262_144, "window": 512, "context_length": 32_768}
 
@@ -189,7 +189,7 @@ _GEMMA_2 = {
     ),
 }
 _GEMMA_3 = {
-    # Keras for 270m and, as its MedGemma of the same shape, for 27b; the hub for google/gemma-3-{1b,4b,12b}-it.
+    # Keras for 270m and 27b (there MedGemma, which has the same shape); the hub for google/gemma-3-{1b,4b,12b}-it.
     "gemma3-270m": Preset(268_098_176, lambda: _preset(gemma3, (18, 640, 4, 1, 2048), **_SHORT)),
     "gemma3-1b": Preset(999_885_952, lambda: _preset(gemma3, (26, 1152, 4, 1, 6912), **_SHORT)),
     "gemma3-4b": Preset(

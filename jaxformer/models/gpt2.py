@@ -39,9 +39,9 @@ def gpt2(
     """Pre-norm, learned positions, biases everywhere, tanh GELU, tied output, depth-scaled initialisation.
 
     Args:
-      mlp_dim: none means four times `embed_dim`.
-      scale: multiplies the logits of attention; none means head_dim ** -0.5.
-      attention_dropout, embedding_dropout: none means `dropout`.
+      mlp_dim: defaults to 4 * embed_dim.
+      scale: multiplies the attention logits; defaults to head_dim ** -0.5.
+      attention_dropout, embedding_dropout: default to `dropout`.
     """
     norm = NormConfig(kind="layer", eps=eps)
     block = BlockConfig(

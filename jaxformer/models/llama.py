@@ -53,11 +53,11 @@ def llama(
     """Pre-norm RMSNorm, rotary positions, gated SiLU, grouped-query attention, no biases.
 
     Args:
-      mlp_dim: width of the MLPs; leave it out where `moe` replaces them.
-      local: per layer, whether it attends within `window`; none means every layer does.
+      mlp_dim: width of the MLPs; omit it if `moe` replaces them.
+      local: for each layer, whether it uses `window`; by default every layer does.
     """
     if (mlp_dim is None) == (moe is None):
-        raise ValueError(f"mlp_dim={mlp_dim} and moe={moe}: give one of them")
+        raise ValueError(f"mlp_dim={mlp_dim} and moe={moe}: set exactly one of them")
     if local is not None and len(local) != num_layers:
         raise ValueError(f"local has {len(local)} entries but num_layers={num_layers}: give one per layer")
     norm = NormConfig(kind="rms", eps=eps)
@@ -113,13 +113,13 @@ def _llama3(num_layers: int, embed_dim: int, num_heads: int, mlp_dim: int, **opt
 
 
 def _long_context(factor: float) -> dict[str, object]:
-    """Options with which 3.1 and 3.2 extend the 8,192 positions of Llama 3."""
+    """Options of Llama 3.1 and 3.2, which extend the context length of Llama 3 beyond 8,192 tokens."""
     scaling = BandScaling(factor=factor, low_factor=1.0, high_factor=4.0, original_length=8192)
     return {"rope": Rope(theta=500_000.0, scaling=scaling), "context_length": 131_072}
 
 
 _PRESETS = {
-    # The hub for meta-llama/Llama-2-{7b,13b,70b}-hf, less the 64 rotary frequencies saved with every layer.
+    # The hub for meta-llama/Llama-2-{7b,13b,70b}-hf, minus the 64 rotary frequencies saved with every layer.
     "llama2-7b": Preset(6_738_417_664 - 32 * 64, lambda: _llama2(32, 4096, 32, 11_008)),
     "llama2-13b": Preset(13_015_866_880 - 40 * 64, lambda: _llama2(40, 5120, 40, 13_824)),
     "llama2-70b": Preset(68_976_653_312 - 80 * 64, lambda: _llama2(80, 8192, 64, 28_672, num_kv_heads=8)),

@@ -19,7 +19,7 @@ def marian(
     """Build a `bart` with sinusoidal positions, scaled embeddings without a norm, and SiLU.
 
     Args:
-      special: none means that the last id is padding and starts the decoder, and the first id is eos.
+      special: by default, the last id is both the padding and the decoder start id, and id 0 is eos.
     """
     last = vocab_size - 1
     return bart(
@@ -36,8 +36,8 @@ def marian(
 
 
 _PRESETS = {
-    # All language pairs share this shape but not the vocabulary.
-    # No published count was found: that of transformers for the published config.json, plus the bias on the logits.
+    # All language pairs have this shape but different vocabularies.
+    # No published count was found: this is that of transformers for the published config.json, plus the logits' bias.
     "marian-opus-en-de": Preset(
         73_886_208 + 58_101, lambda: marian(num_layers=6, embed_dim=512, num_heads=8, mlp_dim=2048, vocab_size=58_101)
     ),

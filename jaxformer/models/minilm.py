@@ -14,7 +14,7 @@ def minilm(*, masked_lm: bool = False, pooled: bool = True, **options) -> ModelC
 
 
 _PRESETS = {
-    # The hub for sentence-transformers/all-MiniLM-{L6,L12}-v2, less the 512 position ids saved with them.
+    # The hub for sentence-transformers/all-MiniLM-{L6,L12}-v2, minus the 512 position ids saved with them.
     "minilm-l6": Preset(22_713_728 - 512, lambda: minilm(num_layers=6, embed_dim=384, num_heads=12, mlp_dim=1536)),
     "minilm-l12": Preset(33_360_512 - 512, lambda: minilm(num_layers=12, embed_dim=384, num_heads=12, mlp_dim=1536)),
 }

@@ -6,7 +6,7 @@ from jaxformer.models.presets import Preset, ZooRow
 
 
 def mistral(*, window: int | None = 4096, **options) -> ModelConfig:
-    """Build a `llama` with a sliding window; releases after v0.1 have none."""
+    """Build a `llama` with a sliding window; releases after v0.1 have no window."""
     return llama(window=window, **options)
 
 

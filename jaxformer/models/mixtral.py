@@ -20,7 +20,7 @@ def mixtral(
     """Build a `llama` with experts of width `mlp_dim`.
 
     Args:
-      load_balance: as published for 8x7B (`router_aux_loss_coef`).
+      load_balance: weight of the load-balancing loss; the default is `router_aux_loss_coef` of the published 8x7B.
     """
     moe = MoeConfig(
         num_experts=num_experts,

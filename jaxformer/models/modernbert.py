@@ -57,14 +57,14 @@ def modernbert(
     attention_dropout: float = 0.0,
     classifier_dropout: float = 0.0,
 ) -> ModelConfig:
-    """Pre-norm LayerNorm, rotary positions, gated exact GELU, no biases, two local layers per global one.
+    """Pre-norm LayerNorm, rotary positions, gated exact GELU, no biases, two local layers for each global layer.
 
     Args:
       masked_lm: whether the model has a masked-LM head.
       pooled: whether the model has a pooler; `num_classes` implies one.
-      window: counts the token itself and 64 on either side; the published `local_attention` of 128 counts both sides.
-      local: per layer, whether it uses `window` and `local_rope`; none means all but every third layer.
-      transform_activation, transform_bias: of the dense layer between the hidden states and the head or the pooler.
+      window: 65 means the token itself and 64 tokens on each side, published as `local_attention` = 128.
+      local: for each layer, whether it uses `window` and `local_rope`; by default all but every third layer do.
+      transform_activation, transform_bias: of the dense layer between the hidden states and the head or classifier.
     """
     local = [layer % 3 != 0 for layer in range(num_layers)] if local is None else local
     if len(local) != num_layers:
@@ -84,7 +84,7 @@ def modernbert(
             ),
             mlp=MlpConfig(dim=mlp_dim, activation=activation, gated=True, bias=mlp_bias),
             norm=norm,
-            attention_norm=layer > 0,  # the first layer reads the output of the embeddings' norm
+            attention_norm=layer > 0,  # the embeddings are normalised already
             dropout=dropout,
         )
 
@@ -104,7 +104,7 @@ def modernbert(
 
 
 _PRESETS = {
-    # The tensors of answerdotai/ModernBERT-{base,large}, which have the masked head.
+    # The tensors in the files of answerdotai/ModernBERT-{base,large}, which include the masked-LM head.
     "modernbert-base": Preset(
         149_655_232, lambda: modernbert(num_layers=22, embed_dim=768, num_heads=12, mlp_dim=1152)
     ),

@@ -11,7 +11,7 @@ def mt5(*, vocab_size: int = 250_112, **options) -> ModelConfig:
 
 
 _PRESETS = {
-    # num_parameters() of google/mt5-{small,base}. For the others no exact count was found: those of
+    # num_parameters() of google/mt5-{small,base}. No exact count was found for the others: these are the counts of
     # transformers for the published config.json; table 1 of the paper says 1.2B, 3.7B and 13B.
     "mt5-small": Preset(300_176_768, lambda: mt5(num_layers=8, embed_dim=512, num_heads=6, mlp_dim=1024)),
     "mt5-base": Preset(582_401_280, lambda: mt5(num_layers=12, embed_dim=768, num_heads=12, mlp_dim=2048)),

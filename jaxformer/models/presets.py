@@ -1,7 +1,7 @@
-"""What a family file publishes: presets with their parameter counts, grouped into rows of the zoo table.
+"""Types that family files use: presets with their parameter counts, grouped into rows of the zoo table.
 
-A count comes from a source outside this repository, which a comment beside it names. Two sources have short names
-there: "the hub" is `safetensors.total` of a model on huggingface.co, and "Keras" is `params` of the presets in
+Every count comes from a source outside this repository, named in a comment next to it. Two sources have short names
+in these comments: "the hub" is `safetensors.total` of a model on huggingface.co, and "Keras" is `params` of a preset in
 github.com/keras-team/keras-hub.
 """
 
@@ -15,15 +15,15 @@ class Preset(NamedTuple):
     """A published model."""
 
     num_params: int
-    """The published parameter count: tied weights count once, and what is not trained (sinusoids, rotary tables,
-    position ids) is left out."""
+    """The published parameter count: tied weights count once, and arrays that are not trained (sinusoids, rotary
+    tables, position ids) do not count."""
     build: Callable[[], ModelConfig]
-    """Deferred, so that importing a family validates no configs."""
+    """Builds the config; a function, so that importing a family does not validate all of its configs."""
 
 
 class ZooRow(NamedTuple):
-    """One row of the zoo table. A family has one for each of its architectures."""
+    """One row of the zoo table. A family has one row for each of its architectures."""
 
     title: str
     presets: Mapping[str, Preset]
-    """Presets by name. Every name begins with that of the family file."""
+    """Presets by name. Every name begins with the name of the family file."""

@@ -1,4 +1,4 @@
-"""Qwen 2.5 (arXiv:2412.15115) and Qwen 3 (arXiv:2505.09388), dense and with experts."""
+"""Qwen 2.5 (arXiv:2412.15115) and Qwen 3 (arXiv:2505.09388), dense and mixture-of-experts."""
 
 from collections.abc import Sequence
 
@@ -10,14 +10,14 @@ _ROPE = Rope(theta=1e6)
 
 
 def qwen2(*, bias: bool = True, rope: Rope = _ROPE, eps: float = 1e-6, **options) -> ModelConfig:
-    """Build a `llama` with biases on query, key and value."""
+    """Build a `llama` with biases on the query, key and value projections."""
     return llama(bias=bias, rope=rope, eps=eps, **options)
 
 
 def qwen3(
     *, head_dim: int = 128, qk_norm: bool = True, rope: Rope = _ROPE, eps: float = 1e-6, **options
 ) -> ModelConfig:
-    """Build a `llama` with normalised queries and keys, and a head width independent of `embed_dim`."""
+    """Build a `llama` with normalised queries and keys, and `head_dim` independent of `embed_dim`."""
     return llama(head_dim=head_dim, qk_norm=qk_norm, rope=rope, eps=eps, **options)
 
 
@@ -34,7 +34,7 @@ def qwen3_moe(
     """Build a `qwen3` with experts of width `mlp_dim` in place of every MLP.
 
     Args:
-      load_balance: as published (`router_aux_loss_coef`).
+      load_balance: weight of the load-balancing loss; the default is the published `router_aux_loss_coef`.
     """
     moe = MoeConfig(
         num_experts=num_experts,
@@ -62,7 +62,7 @@ def _preset(build, shape: Sequence[int], vocab_size: int, context_length: int, *
     )
 
 
-# The larger models of 2.5 pad their embedding table further.
+# Vocabulary sizes: the larger models of 2.5 pad their embedding table to a larger size.
 _SMALL, _LARGE = 151_936, 152_064
 
 
@@ -77,7 +77,7 @@ _QWEN2_5 = {
     "qwen2.5-72b": Preset(72_706_203_648, lambda: _preset(qwen2, (80, 8192, 64, 8, 29_568), _LARGE, 131_072, eps=1e-5)),
 }
 _QWEN3 = {
-    # The hub, where the files of 0.6B and 1.7B hold their tied output twice; Keras for 14B.
+    # The hub, where the files of 0.6B and 1.7B contain the tied embedding table twice; Keras for 14B.
     "qwen3-0.6b": Preset(
         751_632_384 - 151_936 * 1024, lambda: _preset(qwen3, (28, 1024, 16, 8, 3072), _SMALL, 40_960, tied=True)
     ),

@@ -24,24 +24,24 @@ def rnn(
     dropout: float = 0.0,
     tied: bool = True,
 ) -> ModelConfig:
-    """Dropout on all but the recurrent connections, a bias on the output."""
+    """Recurrent layers with dropout on all but the recurrent connections, and a bias on the logits."""
     return ModelConfig(
         vocab_size=vocab_size,
         embed_dim=embed_dim,
         embedding=EmbeddingConfig(dropout=dropout),
         decoder=RecurrentConfig(cell=cell, num_layers=num_layers, dim=dim, dropout=dropout),
         head=HeadConfig(tied=tied, bias=True),
-        # The variance of a uniform draw within +-fan_in ** -0.5, which PyTorch's recurrent layers start from.
+        # Same variance as PyTorch's initial recurrent layers, which are uniform within +-fan_in ** -0.5.
         init=InitConfig(kernel=FanInInit(scale=1 / 3), embedding=NormalInit(stddev=embed_dim**-0.5)),
     )
 
 
 def _zaremba(cell: Literal["elman", "lstm"], dim: int, bound: float, dropout: float) -> ModelConfig:
-    """arXiv:1409.2329, section 4.1: two layers as wide as the embeddings, 10,000 words, untied."""
+    """A model of arXiv:1409.2329, section 4.1: two layers as wide as the embeddings, 10,000 words, untied output."""
     model = rnn(cell=cell, num_layers=2, embed_dim=dim, dim=dim, vocab_size=10_000, dropout=dropout, tied=False)
-    # Deviation: normal where the paper draws uniformly within +-bound; the variance is the paper's.
-    draw = NormalInit(stddev=bound / 3**0.5)
-    return model.model_copy(update={"init": InitConfig(kernel=draw, embedding=draw)})
+    # Deviation: normal instead of uniform within +-bound, with the same variance.
+    init = NormalInit(stddev=bound / 3**0.5)
+    return model.model_copy(update={"init": InitConfig(kernel=init, embedding=init)})
 
 
 def _count(dim: int, num_gates: int, vocab_size: int = 10_000) -> int:
@@ -51,7 +51,7 @@ def _count(dim: int, num_gates: int, vocab_size: int = 10_000) -> int:
 
 
 _PRESETS = {
-    # The paper has no Elman network: the same sizes with the older cell.
+    # The paper has no Elman network: this is its small LSTM with an Elman cell.
     "rnn-elman-small": Preset(_count(200, num_gates=1), lambda: _zaremba("elman", 200, 0.1, 0.0)),
     "rnn-lstm-small": Preset(_count(200, num_gates=4), lambda: _zaremba("lstm", 200, 0.1, 0.0)),
     "rnn-lstm-medium": Preset(_count(650, num_gates=4), lambda: _zaremba("lstm", 650, 0.05, 0.5)),

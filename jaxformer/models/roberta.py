@@ -1,4 +1,4 @@
-"""RoBERTa (arXiv:1907.11692): BERT trained longer, and only on masked tokens."""
+"""RoBERTa (arXiv:1907.11692): BERT trained longer and without next-sentence prediction."""
 
 from jaxformer.config import Learned, ModelConfig, SpecialIds
 from jaxformer.models.bert import bert
@@ -31,7 +31,7 @@ def roberta(
 
 
 _PRESETS = {
-    # The float32 numbers in roberta-{base,large}, in the table of Hugging Face's page on parsing safetensors metadata.
+    # F32 counts of roberta-{base,large} on Hugging Face's documentation page about parsing safetensors metadata.
     "roberta-base": Preset(124_697_433, lambda: roberta(num_layers=12, embed_dim=768, num_heads=12, mlp_dim=3072)),
     "roberta-large": Preset(355_412_057, lambda: roberta(num_layers=24, embed_dim=1024, num_heads=16, mlp_dim=4096)),
 }

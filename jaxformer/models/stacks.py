@@ -1,4 +1,4 @@
-"""Build a stack from a plain list of its layers, for families whose layers differ."""
+"""Builds a stack from the list of its layers, for families whose layers differ."""
 
 from collections.abc import Sequence
 
@@ -8,9 +8,10 @@ from jaxformer.config import BlockConfig, BucketBias, NormConfig, StackConfig
 def stack(
     blocks: Sequence[BlockConfig], final_norm: NormConfig | None = None, relative_bias: BucketBias | None = None
 ) -> StackConfig:
-    """The stack with these layers in order of depth.
+    """Build the stack with these layers, in order of depth.
 
-    Layers become the shortest `first` plus repeating `pattern`, because each of their entries is compiled separately.
+    They are split into the shortest possible `first` and repeating `pattern`, because each entry of the two is compiled
+    separately.
     """
     num_first = _num_first(blocks)
     period = _period(blocks[num_first:])

@@ -2,7 +2,7 @@
 
 v1.1 is described in github.com/google-research/text-to-text-transfer-transformer, released_checkpoints.md.
 
-Deviation: T5 also drops activations inside the MLPs and after the last norm of each stack.
+Deviation: T5 also applies dropout inside the MLPs and after the final norm of each stack.
 """
 
 from jaxformer.config import (
@@ -49,8 +49,8 @@ def t5(
     """Pre-norm RMSNorm, no biases, unscaled attention logits with a learned bias per distance bucket.
 
     Args:
-      num_decoder_layers: none means the same as in the encoder.
-      head_scale: whether the last hidden states are multiplied by embed_dim ** -0.5, as a tied output requires.
+      num_decoder_layers: defaults to `num_layers`.
+      head_scale: whether the final hidden states are multiplied by embed_dim ** -0.5, as a tied output requires.
     """
     norm = NormConfig(kind="rms", eps=eps)
     attention = AttentionConfig(num_heads=num_heads, head_dim=head_dim, scale=1.0, dropout=dropout)
@@ -85,14 +85,14 @@ def t5v1_1(
 ) -> ModelConfig:
     """Build a `t5` with gated MLPs and an untied output projection.
 
-    The default dropout is that of fine-tuning; v1.1 was pre-trained without.
+    The default dropout is that of fine-tuning; v1.1 was pre-trained without dropout.
     """
     return t5(activation=activation, gated=gated, tied=tied, head_scale=head_scale, **options)
 
 
 _T5 = {
-    # num_parameters() of google-t5/t5-*, and Keras for all but 11B. Their files hold 32 * num_heads more: a bias by
-    # distance for the decoder's cross-attention that nothing reads.
+    # num_parameters() of google-t5/t5-*, and Keras for all but 11B. The published files have 32 * num_heads parameters
+    # more: a relative position bias of cross-attention that is never used.
     "t5-small": Preset(60_506_624, lambda: t5(num_layers=6, embed_dim=512, num_heads=8, mlp_dim=2048)),
     "t5-base": Preset(222_903_552, lambda: t5(num_layers=12, embed_dim=768, num_heads=12, mlp_dim=3072)),
     "t5-large": Preset(737_668_096, lambda: t5(num_layers=24, embed_dim=1024, num_heads=16, mlp_dim=4096)),

@@ -1,4 +1,4 @@
-"""The original encoder-decoder (arXiv:1706.03762)."""
+"""The original transformer, an encoder-decoder (arXiv:1706.03762)."""
 
 from jaxformer.config import (
     AttentionConfig,
@@ -49,7 +49,7 @@ def vaswani(
 
 
 def _count(num_layers: int, embed_dim: int, mlp_dim: int, vocab_size: int = 37_000) -> int:
-    """The paper's parameter count: sections 3.1 to 3.4 for the parts, 5.1 for the shared vocabulary of about 37,000."""
+    """The parameter count by the paper: sections 3.1 to 3.4 for the parts, 5.1 for the vocabulary of about 37,000."""
     attention = 4 * embed_dim**2  # W^Q, W^K, W^V of all heads and W^O: 3.2.2, no biases
     feed_forward = 2 * embed_dim * mlp_dim + mlp_dim + embed_dim  # W_1, W_2, b_1, b_2: equation 2
     norm = 2 * embed_dim  # gain and bias after every sub-layer: 3.1
@@ -59,7 +59,7 @@ def _count(num_layers: int, embed_dim: int, mlp_dim: int, vocab_size: int = 37_0
 
 
 _PRESETS = {
-    # Table 3 of the paper says 65M and 213M; it does not say how they were counted.
+    # Table 3 of the paper says 65M and 213M, but not how they were counted.
     "vaswani-base": Preset(
         _count(num_layers=6, embed_dim=512, mlp_dim=2048),
         lambda: vaswani(num_layers=6, embed_dim=512, num_heads=8, mlp_dim=2048),

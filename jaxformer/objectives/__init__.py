@@ -1,6 +1,7 @@
-"""Objectives: one file each, from the ids of an example to the loss of a batch; `config/objectives.py` has their keys.
+"""Training objectives, one file each: from the token ids of an example to the loss of a batch.
 
-A new objective is its config class, its file here, and one line in `OBJECTIVES`.
+Their config classes are in `config/objectives.py`. To add an objective, write its config class and a file in this
+package, and add it to `OBJECTIVES`.
 """
 
 from jaxformer.config import RunConfig
@@ -13,5 +14,5 @@ OBJECTIVES: dict[str, type[Objective]] = {objective.kind: objective for objectiv
 
 
 def make_objective(config: RunConfig, tokenizer: Tokenizer) -> Objective:
-    """The objective of a run; its loss alone needs no tokenizer: `OBJECTIVES[kind].loss`."""
+    """The objective of a run. Its loss alone is `OBJECTIVES[kind].loss`, which needs no tokenizer."""
     return OBJECTIVES[config.data.objective.kind](config.data, special_ids(config.model, tokenizer))

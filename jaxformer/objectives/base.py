@@ -1,4 +1,4 @@
-"""What every objective is, and the loss that token objectives share."""
+"""The base class of objectives, and the loss that token objectives share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -17,9 +17,9 @@ from jaxformer.typing import Array, Batch, Params
 def token_loss(
     model: Transformer, params: Params, batch: Batch, options: LossOptions, key: jax.Array | None = None
 ) -> tuple[LossSums, TokenLosses]:
-    """Cross-entropy of every target token: the one loss path of training, evaluation and scoring.
+    """Cross-entropy of every target token, used by training, evaluation and scoring alike.
 
-    Logits exist for one chunk of the sequence at a time. Without a key there is no dropout.
+    Logits are computed for one chunk of the sequence at a time. There is no dropout if `key` is None.
     """
 
     def head(params: Params, hidden_BTD: Array) -> Array:
@@ -31,7 +31,7 @@ def token_loss(
     head_params = {name: params[name] for name in ("embedding", "head") if name in params}
     sums, tokens = head_loss(head, options, head_params, hidden_BTD, batch.targets, batch.weights)
     if router_loss is not None:
-        # The router's loss is a mean over tokens; everything else here is a sum.
+        # The router loss is a mean over tokens, `LossSums` holds sums.
         sums = sums._replace(loss=sums.loss + router_loss * sums.weight)
     return sums, tokens
 
@@ -39,7 +39,7 @@ def token_loss(
 class Objective(ABC):
     """How examples become batches, and what training minimises.
 
-    `pieces` and `batch` run on the host, `loss` is traced. See `data.packing.Objective` for their contracts.
+    `pieces` and `batch` run on the host, `loss` is traced by JAX. `data.packing.Objective` documents the methods.
     """
 
     kind: ClassVar[str]

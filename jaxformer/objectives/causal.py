@@ -19,7 +19,7 @@ class Causal(Objective):
         return Layout((Side(self.config.length, ("tokens", "targets")),))
 
     def pieces(self, ids: Mapping[str, list[int]]) -> list[Piece]:
-        """A document between bos and eos, cut where a row ends; each token is a target once."""
+        """The document with BOS and EOS, cut into pieces of at most one row; every token but BOS is a target once."""
         stream = np.array([self.special.bos, *ids["text"], self.special.first_eos], np.int32)
         tokens, targets, length = stream[:-1], stream[1:], self.config.length
         cuts = range(0, len(tokens), length)

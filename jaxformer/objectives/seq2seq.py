@@ -20,7 +20,7 @@ class Seq2Seq(Objective):
         return Layout((target, Side(self.config.objective.input_length, ("inputs",), "input_segments")))
 
     def pieces(self, ids: Mapping[str, list[int]]) -> list[Piece]:
-        """A pair, or nothing if either side is too long: half a translation would teach a wrong one."""
+        """One piece per pair; none if a side is too long, because a truncated pair would teach a wrong translation."""
         inputs = np.array(ids["inputs"], np.int32)
         stream = np.array([self.special.start, *ids["targets"], self.special.first_eos], np.int32)
         if len(inputs) > self.config.objective.input_length or len(stream) - 1 > self.config.length:

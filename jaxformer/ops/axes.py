@@ -1,4 +1,4 @@
-"""What the dimensions of a parameter are, read off its logical axes rather than its name."""
+"""Stacked, input and output dimensions of a parameter, determined from its logical axes rather than its name."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ LEAD_AXES = ("layers", "expert")
 
 
 class MatrixDims(NamedTuple):
-    """Indices of a parameter's dimensions: stacked matrices, what is contracted, what comes out."""
+    """Indices of a parameter's stacked, contracted and output dimensions."""
 
     lead: tuple[int, ...]
     inputs: tuple[int, ...]
@@ -21,9 +21,10 @@ class MatrixDims(NamedTuple):
 
 
 def matrix_dims(axes: Axes) -> MatrixDims | None:
-    """The dimensions of a matrix; None for norms, biases and tables that are only looked up.
+    """The dimensions of a matrix; None for norms, biases, recurrent kernels, and tables that are only used for lookups.
 
-    One side of every matrix is the model's width, `embed`. The token table counts as the kernel of a tied head.
+    One side of every matrix is `embed`, the width of the model. The token embedding table counts as the kernel of a
+    tied head.
     """
     lead = tuple(i for i, axis in enumerate(axes) if axis in LEAD_AXES)
     rest = tuple(i for i in range(len(axes)) if i not in lead)
@@ -36,9 +37,9 @@ def matrix_dims(axes: Axes) -> MatrixDims | None:
 
 
 def weight_dims(axes: Axes) -> MatrixDims | None:
-    """`matrix_dims` of the matrices that may be stored in another representation.
+    """`matrix_dims` of the matrices that may be quantized or stored in another layout.
 
-    Routers keep theirs: a rounded router sends tokens to other experts.
+    Routers are excluded: rounding their kernel would send tokens to other experts.
     """
     return None if "router" in axes else matrix_dims(axes)
 
@@ -46,5 +47,5 @@ def weight_dims(axes: Axes) -> MatrixDims | None:
 def inputs_first(
     array: Float[Array, "*lead_and_out_and_in"], num_in: int, num_lead: int
 ) -> Float[Array, "*lead_and_in_and_out"]:
-    """Move the input dimensions from the end to the place after the lead dimensions."""
+    """Move the input dimensions from the end to directly after the lead dimensions."""
     return jnp.moveaxis(array, range(-num_in, 0), range(num_lead, num_lead + num_in))

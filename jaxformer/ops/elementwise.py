@@ -1,7 +1,7 @@
 """Activations, soft caps and dropout.
 
-An activation keeps only its input for the backward pass and computes the rest again: differentiating GELU term by
-term would keep four arrays of the MLP's width alive, and moving them costs more than a second tanh.
+Activations save only their input for the backward pass and recompute the rest: differentiating GELU term by term would
+save four arrays of the MLP's width, and moving them through memory costs more than a second tanh.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def apply_softcap(x: Float[Array, "*dims"], cap: float | None) -> Float[Array, "
 
 
 def dropout(x: Float[Array, "*dims"], rate: float, key: jax.Array | None) -> Float[Array, "*dims"]:
-    """Inverted dropout: zero a share `rate` of x and scale up the rest; no key means no dropout."""
+    """Inverted dropout: zero a fraction `rate` of x and scale up the rest; no dropout if `key` is None."""
     if key is None or rate == 0.0:
         return x
     keep = jax.random.bernoulli(key, 1.0 - rate, x.shape)
@@ -34,5 +34,5 @@ def dropout(x: Float[Array, "*dims"], rate: float, key: jax.Array | None) -> Flo
 
 
 def split_key(key: jax.Array | None, num: int) -> list[jax.Array | None]:
-    """`num` independent keys, or `num` Nones if there is no key."""
+    """`num` independent keys, or `num` times None if `key` is None."""
     return [None] * num if key is None else list(jax.random.split(key, num))

@@ -1,7 +1,10 @@
 """Mixture of experts: routing, grouped matrix products, and the auxiliary losses of the router.
 
-No capacity and no dropped tokens: tokens are sorted by expert and multiplied group by group (`jax.lax.ragged_dot`,
-after arXiv:2211.15841). Other routers (sigmoid scores, shared experts) would be siblings of `route_tokens`.
+Experts have no capacity limit and no token is dropped: tokens are sorted by expert and multiplied group by group
+(`jax.lax.ragged_dot`, see arXiv:2211.15841). Other routers (sigmoid scores, shared experts) belong next to
+`route_tokens`.
+
+Letters used only here: M tokens of the whole batch, J = top_k, R = M * J pairs of a token and one of its experts.
 """
 
 from collections.abc import Callable
@@ -13,14 +16,14 @@ from jaxtyping import Array, Float, Int
 
 
 class Routes(NamedTuple):
-    """The experts of each of M tokens and their weights."""
+    """The experts chosen for each token, and their weights."""
 
     experts_MJ: Int[Array, "M J"]
     weights_MJ: Float[Array, "M J"]
 
 
 class RouterLosses(NamedTuple):
-    """Means over real tokens, not yet weighted."""
+    """Means over real tokens, before they are multiplied by the loss weights of the config."""
 
     load_balance: Float[Array, ""]
     router_z: Float[Array, ""]
@@ -42,7 +45,7 @@ def apply_experts(
 ) -> Float[Array, "M D"]:
     """The weighted sum of the outputs of each token's experts.
 
-    `experts(rows, sizes)` gets rows sorted by expert, `sizes[e]` of them for expert e.
+    `experts(rows, sizes)` receives the rows sorted by expert; `sizes[e]` is the number of rows of expert e.
     """
     top_k = routes.experts_MJ.shape[1]
     order_R = jnp.argsort(routes.experts_MJ.reshape(-1), stable=True)
@@ -53,9 +56,10 @@ def apply_experts(
 
 
 def router_losses(logits_ME: Float[Array, "M E"], routes: Routes, real_M: Float[Array, " M"]) -> RouterLosses:
-    """Load balance: E * sum(share of tokens * mean probability), `top_k` when balanced (arXiv:2101.03961, eq. 4).
+    """The load-balancing loss and the router z-loss.
 
-    Router z: the mean squared log-sum-exp (arXiv:2202.08906, eq. 5).
+    Load balance: E * sum over experts of (fraction of tokens * mean probability), which is `top_k` if the load is
+    perfectly balanced (arXiv:2101.03961, eq. 4). Router z: the mean squared log-sum-exp (arXiv:2202.08906, eq. 5).
     """
     num_experts, total = logits_ME.shape[1], jnp.maximum(real_M.sum(), 1.0)
     chosen_ME = jax.nn.one_hot(routes.experts_MJ, num_experts, dtype=jnp.float32).sum(axis=1)

@@ -1,6 +1,6 @@
-"""Token cross-entropy as sums, so that micro-batches and hosts add up to the whole batch exactly.
+"""Token cross-entropy as sums instead of means, so that micro-batches and hosts add up to the whole batch.
 
-Training, evaluation and scoring share `head_loss`, which never holds the logits of a whole batch.
+Training, evaluation and scoring share `head_loss`, which never holds the logits of a whole batch in memory.
 """
 
 from collections.abc import Callable
@@ -15,14 +15,14 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 class LossSums(NamedTuple):
     """Sums over weighted tokens; divide by `weight` for means."""
 
-    loss: Float[Array, ""]  # what is minimised: smoothed cross-entropy plus z-loss
+    loss: Float[Array, ""]  # the training loss: label-smoothed cross-entropy plus z-loss
     nll: Float[Array, ""]  # plain negative log-likelihood, in nats
     correct: Float[Array, ""]
     weight: Float[Array, ""]
 
 
 class TokenLosses(NamedTuple):
-    """Per token, whatever its weight; not differentiable."""
+    """Values of every token, regardless of its weight; not differentiable."""
 
     nll_BT: Float[Array, "B T"]
     correct_BT: Bool[Array, "B T"]  # whether the target has the largest logit
@@ -32,7 +32,7 @@ class LossOptions(NamedTuple):
     label_smoothing: float = 0.0
     z_loss: float = 0.0
     num_chunks: int = 1
-    """Into how many parts the sequence is split; must divide its length."""
+    """Number of chunks that the sequence is split into; must divide its length."""
 
 
 def cross_entropy(
@@ -43,7 +43,12 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
 ) -> tuple[LossSums, TokenLosses]:
-    """Label smoothing spreads its share evenly over all V (arXiv:1512.00567, section 7); z_loss is PaLM's."""
+    """Weighted sums over all tokens, and unweighted values of every token.
+
+    Args:
+      label_smoothing: probability that is spread evenly over the vocabulary (arXiv:1512.00567, section 7).
+      z_loss: weight of log(Z)^2 (arXiv:2204.02311, section 5).
+    """
     logits_BTV = logits_BTV.astype(jnp.float32)
     log_z_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
     target_BT = jnp.take_along_axis(logits_BTV, targets_BT[..., None], axis=-1)[..., 0]
@@ -53,7 +58,7 @@ def cross_entropy(
         loss_BT = (1 - label_smoothing) * nll_BT + label_smoothing * (log_z_BT - logits_BTV.mean(axis=-1))
     if z_loss:
         loss_BT = loss_BT + z_loss * jnp.square(log_z_BT)
-    # Reaching the maximum is what argmax would say, without a second pass over V for indices.
+    # Comparing with the maximum agrees with argmax except for ties, without a second pass over V for indices.
     correct_BT = target_BT >= jax.lax.stop_gradient(logits_BTV).max(axis=-1)
     summands = (loss_BT, nll_BT, correct_BT, jnp.ones_like(loss_BT))
     sums = LossSums(*(jnp.sum(each * weights_BT) for each in summands))
@@ -61,9 +66,9 @@ def cross_entropy(
 
 
 def auto_chunks(num_rows: int, length: int, vocab_size: int) -> int:
-    """How many chunks keep logits small and matrix products large, for so many rows on one device."""
+    """Number of chunks that keeps logits small and matrix products large, for this number of rows on one device."""
     positions, chunks = max(num_rows, 1) * length, 1
-    # Below 1024 positions a product no longer keeps the device busy; below 4 Mi logits there is nothing to save.
+    # Chunks with fewer positions no longer keep the device busy; chunks with fewer logits hardly save memory.
     while (
         length % (2 * chunks) == 0
         and positions // (2 * chunks) >= 1024
@@ -87,8 +92,8 @@ def head_loss(
 ) -> tuple[LossSums, TokenLosses]:
     """`cross_entropy(head(params, hidden), ...)` with only T / num_chunks positions of logits in memory.
 
-    The gradient is formed in the forward pass, chunk by chunk, so no logits are kept or computed twice. Only the
-    `loss` of the sums is differentiable.
+    The gradient is computed in the forward pass, chunk by chunk, so logits are neither stored nor recomputed. Only
+    `LossSums.loss` is differentiable.
     """
     chunks = _split_chunks(options.num_chunks, hidden_BTD, targets_BT, weights_BT)
     sums, tokens = jax.lax.map(lambda chunk: _chunk_loss(head, options, params, *chunk), chunks)

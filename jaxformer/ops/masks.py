@@ -1,6 +1,6 @@
-"""Attention masks as a small spec that kernels can read, and the dense form for kernels that cannot.
+"""Attention masks as a small spec, and their dense form for kernels that cannot interpret the spec.
 
-The spec never holds a [T, S] array; `dense_mask` makes one for any block of queries and keys.
+The spec never holds a [T, S] array; `dense_mask` computes one for any block of queries and keys.
 """
 
 import operator
@@ -19,7 +19,10 @@ def _static(default):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Mask:
-    """A key is visible if all conditions hold. Indices count columns of the row, not positions, which restart."""
+    """A key is visible to a query if all conditions hold.
+
+    Indices are columns of the row, not positions: positions restart at 0 with every packed document.
+    """
 
     causal: bool = _static(False)
     window: int | None = _static(None)
@@ -27,17 +30,17 @@ class Mask:
     q_segments: Int[Array, "B T"] | None = None
     kv_segments: Int[Array, "B S"] | None = None
     q_offset: Int[Array, " B"] | None = None
-    """Index of the first query among the keys; None is 0. Set when queries extend a cache."""
+    """Index of the first query among the keys; None means 0. Set when queries extend a KV cache."""
     prefix: Int[Array, " B"] | None = None
-    """Keys before this index are visible to all queries, also under `causal` (prefix language models)."""
+    """Keys before this index are visible to earlier queries too, despite `causal` (prefix language models)."""
     kv_lengths: Int[Array, " B"] | None = None
-    """Keys from this index on are empty."""
+    """Keys from this index on are unused."""
     kv_index: Int[Array, "B S"] | None = None
-    """Index of every key, if they are not stored in order (ring buffers); None is 0, 1, 2, ... Negative: no key."""
+    """Index of every key if keys are not stored in order (ring buffers), negative if unused; None means 0, 1, 2, ..."""
 
 
 def dense_mask(mask: Mask, queries: tuple[int, int], keys: tuple[int, int]) -> Bool[Array, "#B T S"] | None:
-    """True where a query of the range [start, stop) may see a key of the range; None if all see all."""
+    """True where a query may see a key, for ranges [start, stop) of both; None if every query sees every key."""
     distance_BTS = distances(mask, queries, keys)
     k_BS = _key_index(mask, keys)
     conditions = []
@@ -59,7 +62,7 @@ def dense_mask(mask: Mask, queries: tuple[int, int], keys: tuple[int, int]) -> B
 
 
 def distances(mask: Mask, queries: tuple[int, int], keys: tuple[int, int]) -> Int[Array, "#B T S"]:
-    """Index of each key minus index of each query of the ranges [start, stop)."""
+    """Index of each key minus index of each query, for ranges [start, stop) of both."""
     q_BT = jnp.arange(*queries)[None, :, None]
     if mask.q_offset is not None:
         q_BT = q_BT + mask.q_offset[:, None, None]

@@ -1,6 +1,6 @@
 """Normalisation over the last dimension, computed in float32.
 
-The backward pass recomputes from the input: storing the centred and scaled copies costs more than making them again.
+The backward pass recomputes from the input: storing the centred and scaled copies costs more than recomputing them.
 """
 
 from functools import partial

@@ -12,7 +12,7 @@ from jaxformer.config import BandScaling, DynamicNtkScaling, LinearScaling, Rope
 
 
 def sinusoidal(positions: Int[Array, "B T"], dim: int, spec: Sinusoidal) -> Float[Array, "B T D"]:
-    """sin and cos of position * 10000^(-2i/D) (arXiv:1706.03762, section 3.5), in the layout of the spec."""
+    """sin and cos of position * 10000^(-2i/D) (arXiv:1706.03762, section 3.5), in the layout that the spec names."""
     frequencies = 10_000.0 ** (-jnp.arange(0, dim, 2, dtype=jnp.float32) / dim)
     angles = (positions + spec.offset)[..., None].astype(jnp.float32) * frequencies
     if spec.layout == "halves":
@@ -23,7 +23,7 @@ def sinusoidal(positions: Int[Array, "B T"], dim: int, spec: Sinusoidal) -> Floa
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RopeTables:
-    """Cosines and sines of all rotation angles, which every layer with the same spec and head dimension shares."""
+    """Cosines and sines of all rotation angles, shared by all layers with the same spec and head dimension."""
 
     cos_BT1C: Float[Array, "B T 1 C"]
     sin_BT1C: Float[Array, "B T 1 C"]
@@ -32,7 +32,7 @@ class RopeTables:
 
 
 def rope_tables(positions_BT: Int[Array, "B T"], spec: Rope, head_dim: int) -> RopeTables:
-    """Angles are position * theta^(-2i/H) (arXiv:2104.09864, section 3.4)."""
+    """Tables for the angles position * theta^(-2i/H) (arXiv:2104.09864, section 3.4)."""
     frequencies, magnitude = rope_frequencies(spec, spec.rotated_dim(head_dim), positions_BT)
     angles = positions_BT[..., None, None].astype(jnp.float32) * frequencies
     return RopeTables(magnitude * jnp.cos(angles), magnitude * jnp.sin(angles), spec, head_dim)
@@ -54,7 +54,7 @@ def apply_rope(x_BTNH: Float[Array, "B T N H"], tables: RopeTables) -> Float[Arr
 def rope_frequencies(
     spec: Rope, dim: int, positions: Int[Array, "B T"] | None = None
 ) -> tuple[Float[Array, "#B 1 1 C"], float]:
-    """Angle per position of every pair of channels, and the factor that rotated vectors are scaled by."""
+    """Angle per position for every pair of channels, and the factor by which rotated vectors are scaled."""
     if isinstance(spec.scaling, DynamicNtkScaling):
         return _dynamic_ntk(spec.theta, dim, spec.scaling, positions), 1.0
     plain = spec.theta ** (-np.arange(0, dim, 2) / dim)
@@ -77,7 +77,7 @@ def _bands(plain: np.ndarray, theta: float, scaling: BandScaling) -> np.ndarray:
 
 
 def _yarn(plain: np.ndarray, theta: float, scaling: YarnScaling) -> np.ndarray:
-    """The ramp of section 3.2: linear in the channel between the two numbers of turns."""
+    """A linear ramp over channels, from those kept to those divided by `factor` (arXiv:2309.00071, section 3.2)."""
     dim = 2 * len(plain)
 
     def channel(turns: float) -> float:
@@ -87,7 +87,7 @@ def _yarn(plain: np.ndarray, theta: float, scaling: YarnScaling) -> np.ndarray:
     if scaling.whole_channels:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
-    # 0.001 keeps the ramp defined if both ends fall on the same channel.
+    # 0.001 avoids a division by zero if both ends of the ramp fall on the same channel.
     slowed = np.clip((np.arange(len(plain)) - low) / ((high - low) or 0.001), 0.0, 1.0)
     return plain * ((1.0 - slowed) + slowed / scaling.factor)
 
@@ -95,7 +95,7 @@ def _yarn(plain: np.ndarray, theta: float, scaling: YarnScaling) -> np.ndarray:
 def _dynamic_ntk(
     theta: float, dim: int, scaling: DynamicNtkScaling, positions: Int[Array, "B T"]
 ) -> Float[Array, "B 1 1 C"]:
-    """The base grows with the length of each row so far."""
+    """Theta grows with the current length of each row."""
     length_B = jnp.maximum(positions.max(axis=-1) + 1, scaling.original_length).astype(jnp.float32)
     grown_B = theta * (scaling.factor * length_B / scaling.original_length - (scaling.factor - 1)) ** (dim / (dim - 2))
     exponents = jnp.arange(0, dim, 2, dtype=jnp.float32) / dim

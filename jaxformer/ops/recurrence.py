@@ -1,7 +1,7 @@
-"""Recurrent cells and their recurrence over time; callers project the inputs of all tokens beforehand, at once.
+"""Recurrent cells and the scan over time. Callers project the inputs of all tokens beforehand, in one product.
 
-Letters used only here: G gates of a cell (1 Elman, 4 LSTM), P the width F of the previous state. Gates are in the
-order input, forget, candidate, output. Time is the leading dimension, so that a step reads contiguous memory.
+Letters used only here: G gates of a cell (1 for Elman, 4 for LSTM), P = F the width of the previous state. Gates are in
+the order input, forget, candidate, output. Time is the leading dimension, so that a step reads contiguous memory.
 """
 
 from collections.abc import Callable
@@ -24,12 +24,12 @@ Cell = Callable[[Float[Array, "B G F"], RecurrentState], RecurrentState]
 
 
 def elman_cell(gates_BGF: Float[Array, "B G F"], state: RecurrentState) -> RecurrentState:
-    """Elman 1990, with tanh."""
+    """The cell of Elman 1990, with tanh."""
     return RecurrentState(jnp.tanh(gates_BGF[:, 0]))
 
 
 def lstm_cell(gates_BGF: Float[Array, "B G F"], state: RecurrentState) -> RecurrentState:
-    """Hochreiter and Schmidhuber 1997 with the forget gate of Gers et al. 2000, no peepholes."""
+    """The LSTM of Hochreiter and Schmidhuber 1997 with the forget gate of Gers et al. 2000, without peepholes."""
     input_BF, forget_BF, candidate_BF, output_BF = (gates_BGF[:, i] for i in range(4))
     c_BF = jax.nn.sigmoid(forget_BF) * state.c_BF + jax.nn.sigmoid(input_BF) * jnp.tanh(candidate_BF)
     return RecurrentState(jax.nn.sigmoid(output_BF) * jnp.tanh(c_BF), c_BF)
@@ -54,7 +54,7 @@ def recur(
     starts_TB: Bool[Array, "T B"],
     real_TB: Bool[Array, "T B"],
 ) -> tuple[Float[Array, "T B F"], RecurrentState]:
-    """The output of every token and the final state; `inputs` are the projected tokens, bias included.
+    """The output at every token and the final state; `inputs` are the projected tokens, including the bias.
 
     A token that starts a document sees an empty state; padding leaves the state unchanged.
     """
@@ -70,8 +70,8 @@ def _recur_forward(cell, kernel_PGF, inputs_TBGF, state, starts_TB, real_TB):
 
 
 def _recur_backward(cell, saved, gradients):
-    # One product over all tokens: differentiating the scan instead would read and write the whole accumulated
-    # gradient of the kernel at every token.
+    # The kernel's gradient is one product over all tokens. Differentiating the scan instead would read and write the
+    # accumulated gradient of the kernel at every token.
     pullback, before_TBP = saved
     d_inputs_TBGF, d_state = pullback(gradients)
     d_gates_TBGF = d_inputs_TBGF.astype(before_TBP.dtype)

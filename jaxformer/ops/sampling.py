@@ -1,4 +1,4 @@
-"""From logits to the next token, for batches whose rows each have their own sampling parameters.
+"""Sampling of the next token from logits, with separate sampling parameters for every row of a batch.
 
 The filters run in the order of transformers' `_get_logits_processor`:
 
@@ -6,13 +6,14 @@ The filters run in the order of transformers' `_get_logits_processor`:
     6 forced first token   7 forced last token   | sampled rows only:
     8 temperature   9 top-k   10 top-p   11 min-p   12 typical-p
 
-transformers has no frequency and presence penalty; they follow the repetition penalty, as in vLLM. A forced token wins
-over every removal. If removals would leave a row no token, they are dropped instead: first the n-grams, then the
-minimum length, last the bans. That is why 3 runs after 5 here; removals commute otherwise.
+transformers has no frequency and presence penalties; they follow the repetition penalty, as in vLLM. A forced token
+overrides every removal. A removal that would leave a row without any token is skipped for that row: banned tokens take
+precedence over the minimum length, which takes precedence over no-repeat n-grams. The code therefore applies 4, 5 and
+then 3; the order of removals does not matter otherwise.
 
-A filter that no row of a batch uses is `None` in `SamplingParams`: the structure of that value says which filters are
-compiled, so that a greedy batch pays for none, while other values do not compile again. Everything is float32.
-Users' params are validated in `decode`.
+A filter that no row uses is `None` in `SamplingParams`. The pytree structure of the parameters thus selects the filters
+that are compiled: a greedy batch pays for none of them, and changing only values does not recompile. All filters
+compute in float32. `decode` validates the values that users pass.
 """
 
 from typing import NamedTuple
@@ -24,35 +25,39 @@ from jaxformer.ops import filters
 from jaxformer.ops.reductions import top_k
 from jaxformer.typing import Array, Bool, Float, Int
 
-# A lower temperature is greedy: dividing by it might overflow, and only near ties could still be sampled differently.
+# Rows with a lower temperature are decoded greedily: dividing by it could overflow, and sampling could differ from
+# argmax only between nearly equal logits.
 MIN_TEMPERATURE = 1e-6
 
 
 class SamplingParams(NamedTuple):
-    """One entry per row; None if no row uses a filter. The value in brackets turns the filter off for a row."""
+    """Sampling parameters with one entry per row; None if no row uses the filter.
 
-    temperature: Float[Array, " B"] | None = None  # (0: greedy, whatever the sampling filters are)
+    The value in parentheses disables the filter for a row.
+    """
+
+    temperature: Float[Array, " B"] | None = None  # (0: greedy; top_k, top_p, min_p and typical_p are ignored)
     top_k: Int[Array, " B"] | None = None  # (0)
     top_p: Float[Array, " B"] | None = None  # (1)
     min_p: Float[Array, " B"] | None = None  # (0)
     typical_p: Float[Array, " B"] | None = None  # (1)
-    repetition_penalty: Float[Array, " B"] | None = None  # (1) over the prompt's tokens and the new ones
-    frequency_penalty: Float[Array, " B"] | None = None  # (0) over the new tokens
-    presence_penalty: Float[Array, " B"] | None = None  # (0) over the new tokens
-    no_repeat_ngram: Int[Array, " B"] | None = None  # (0) over the prompt's tokens and the new ones
-    min_new_tokens: Int[Array, " B"] | None = None  # (0) needs eos
-    max_new_tokens: Int[Array, " B"] | None = None  # needed by forced_last
-    eos: Int[Array, "B E"] | None = None  # end-of-sequence tokens; -1 is no token
+    repetition_penalty: Float[Array, " B"] | None = None  # (1) applies to prompt and new tokens
+    frequency_penalty: Float[Array, " B"] | None = None  # (0) applies to new tokens only
+    presence_penalty: Float[Array, " B"] | None = None  # (0) applies to new tokens only
+    no_repeat_ngram: Int[Array, " B"] | None = None  # (0) applies to prompt and new tokens
+    min_new_tokens: Int[Array, " B"] | None = None  # (0) requires eos
+    max_new_tokens: Int[Array, " B"] | None = None  # required by forced_last
+    eos: Int[Array, "B E"] | None = None  # ids of the EOS tokens, padded with -1
     forced_first: Int[Array, " B"] | None = None  # (-1)
-    forced_last: Int[Array, " B"] | None = None  # (-1) needs max_new_tokens
+    forced_last: Int[Array, " B"] | None = None  # (-1) requires max_new_tokens
     bias: Float[Array, "B V"] | None = None  # (0) added to the logits
     banned: Bool[Array, "B V"] | None = None  # (false)
 
 
 class History(NamedTuple):
-    """The tokens of each row so far; penalties are computed from them, so that a loop carries no further counts."""
+    """The tokens of each row so far; penalties are computed from them, so a decode loop need not carry token counts."""
 
-    ids: Int[Array, "B T"]  # prompt, then new tokens; for an encoder-decoder, those of the decoder
+    ids: Int[Array, "B T"]  # prompt, then new tokens; for an encoder-decoder, the tokens of the decoder
     prompt_lengths: Int[Array, " B"]
     lengths: Int[Array, " B"]  # number of valid tokens
 
@@ -81,7 +86,7 @@ class NextTokenLogProbs(NamedTuple):
 def sample_next(
     logits_BV: Float[Array, "B V"], keys_B: jax.Array, params: SamplingParams, history: History
 ) -> Int[Array, " B"]:
-    """One token per row: greedy at temperature 0, else sampled, depending only on the row itself and its key."""
+    """One token per row: greedy at temperature 0, else sampled. It depends only on the row itself and its key."""
     scores_BV = apply_filters(logits_BV, params, history)
     best_B = jnp.argmax(scores_BV, axis=-1).astype(jnp.int32)
     if params.temperature is None:
@@ -134,8 +139,8 @@ def apply_sampling_filters(logits_BV: Float[Array, "B V"], params: SamplingParam
 def token_log_probs(logits_BV: Float[Array, "B V"], token_B: Int[Array, " B"], top_n: int = 0) -> NextTokenLogProbs:
     """Log-probabilities of the given tokens and of the `top_n` most likely ones.
 
-    Pass the model's logits for its own distribution, or `apply_filters(...)` for the distribution sampled from, which
-    is what transformers' `compute_transition_scores` reports.
+    Pass the model's logits for the model's distribution, or the result of `apply_filters` for the distribution that
+    tokens were sampled from. The latter is what transformers' `compute_transition_scores` reports.
     """
     logp_BV = jax.nn.log_softmax(logits_BV.astype(jnp.float32), axis=-1)
     chosen_B = jnp.take_along_axis(logp_BV, token_B[:, None], axis=-1)[:, 0]

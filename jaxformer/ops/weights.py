@@ -1,8 +1,7 @@
-"""How matrices are stored, behind one protocol that the layers use: plain arrays, tables, and int8 values with scales.
+"""Storage formats of weight matrices behind one protocol: plain arrays, embedding tables, int8 values with scales.
 
-The logical axes of a parameter say which of its dimensions are contracted (`ops.axes`), so that a representation
-depends on neither the names of parameters nor the equations they appear in. Layouts that only help on a CPU are in
-`ops.cpu`.
+The logical axes of a parameter determine which of its dimensions are contracted (`ops.axes`), so a format depends
+neither on parameter names nor on einsum equations. Layouts that only help on a CPU are in `ops.cpu`.
 """
 
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -24,7 +23,7 @@ class Weight(Protocol):
     def matmul(
         self, x: Float[Array, "*batch_and_in"], num_in: int, dtype: jnp.dtype, platform: str
     ) -> Float[Array, "*batch_and_out"]:
-        """Contract the last `num_in` dimensions of x with a kernel that has no lead dimensions; sums in `dtype`."""
+        """Contract the last `num_in` dimensions of x with a kernel without lead dimensions; the result has `dtype`."""
 
     def to_array(self, num_in: int, dtype: jnp.dtype, num_lead: int = 0) -> Float[Array, "*lead_and_in_and_out"]:
         """The kernel as a plain array, inputs before outputs."""
@@ -32,10 +31,10 @@ class Weight(Protocol):
 
 @runtime_checkable
 class Table(Weight, Protocol):
-    """An embedding table: also a kernel from the embedding to the vocabulary, for tied heads."""
+    """An embedding table, which is also the kernel of a tied output head."""
 
     def take(self, ids: Int[Array, "*dims"], dtype: jnp.dtype) -> Float[Array, "*dims D"]:
-        """The vectors of these ids."""
+        """The embedding vectors of these ids."""
 
 
 # ---------------------------------------------------------------- plain arrays
@@ -46,10 +45,10 @@ class Dense(NamedTuple):
 
     def matmul(self, x: Array, num_in: int, dtype: jnp.dtype, platform: str) -> Array:
         outputs = self.kernel.shape[num_in:]
-        # Inputs as one dimension: XLA might otherwise transpose the kernel to match the layout in which x was made.
+        # Input dimensions are merged into one: XLA might otherwise transpose the kernel to match the layout of x.
         x = x.reshape(*x.shape[: x.ndim - num_in], -1)
         kernel = self.kernel.astype(x.dtype).reshape(-1, *outputs)
-        # A mesh of CPU devices runs what accelerators run; flat products there made sharded steps deadlock in XLA.
+        # A mesh of CPU devices uses the same product as accelerators: flat ones made sharded steps deadlock in XLA.
         if platform == "cpu" and not is_sharded():
             return cpu.flat_matmul(x, kernel, dtype)
         return jax.lax.dot_general(x, kernel, (((x.ndim - 1,), (0,)), ((), ())), preferred_element_type=dtype)
@@ -74,15 +73,15 @@ class DenseTable(NamedTuple):
 
 
 def gather_rows(table: Float[Array, "R *D"], axis: str) -> Float[Array, "R *D"]:
-    """A table with whole vectors on every device: looking up split vectors would make XLA move activations."""
+    """All-gather the vectors of a table before a lookup: looking up sharded vectors makes XLA reshard activations."""
     return constrain(table, axis, *[None] * (table.ndim - 1))
 
 
 # ---------------------------------------------------------------- int8
 class Int8Matrix(NamedTuple):
-    """Integers with one scale per output channel, outputs before inputs so that a channel is contiguous.
+    """int8 values with one scale per output channel, stored with outputs before inputs so that channels are contiguous.
 
-    The largest weight of a channel is 127 steps. Activations are not quantized: only weights lose precision.
+    The largest weight of a channel is stored as +-127. Activations keep their precision (see `cpu.int8_product`).
     """
 
     values: Int[Array, "*lead_and_out_and_in"]
@@ -105,7 +104,7 @@ class Int8Matrix(NamedTuple):
 
 
 def quantize(kernel: Float[Array, "*dims"], dims: MatrixDims) -> Int8Matrix:
-    """Round every output channel to 127 steps on either side of zero."""
+    """Quantize symmetrically to [-127, 127], with one scale per output channel."""
     array = jnp.transpose(kernel.astype(jnp.float32), (*dims.lead, *dims.outputs, *dims.inputs))
     inputs = tuple(range(-len(dims.inputs), 0))
     scales = jnp.abs(array).max(axis=inputs) / cpu.INT8_MAX
@@ -114,7 +113,7 @@ def quantize(kernel: Float[Array, "*dims"], dims: MatrixDims) -> Int8Matrix:
 
 
 def quantize_params(params: Params, axes: PyTree, mesh: Mesh | None = None) -> Params:
-    """The same parameters with every large matrix an `Int8Matrix`, sharded over the mesh as its axes say."""
+    """The parameters with every matrix but the routers quantized to int8, sharded according to its logical axes."""
 
     def convert(path: tuple, leaf: Array, axes: Axes) -> Array | Int8Matrix:
         dims = weight_dims(axes)
@@ -143,5 +142,5 @@ def is_quantized(params: Params) -> bool:
 
 
 def _float_product(x_MI: Float[Array, "M I"], values_OI: Int[Array, "O I"]) -> Float[Array, "M O"]:
-    """Accelerators fuse the conversion of the weights into the product."""
+    """The product in floating point: accelerators fuse the conversion of the weights into it."""
     return jnp.einsum("MI,OI->MO", x_MI, values_OI.astype(x_MI.dtype), preferred_element_type=jnp.float32)

@@ -1,6 +1,6 @@
-"""Training from a config to a run directory; reads top to bottom.
+"""The training loop: from a config to a run directory.
 
-config -> data -> program (mesh, model, shapes, shardings, jitted step) -> restore, start or init -> loop -> report
+config -> program (mesh, model, shapes, shardings, jitted step) -> data -> restore, start or init -> loop -> report
 """
 
 import shlex
@@ -32,7 +32,7 @@ from jaxformer.train.workdir import check_workdir, find_or_make_tokenizer, write
 
 
 def train(config: RunConfig, console: Console | None = None) -> Run:
-    """Train to `train.steps`, from the latest checkpoint if the workdir has one; evaluate and show samples."""
+    """Train up to `train.steps`, from the latest checkpoint if there is one; then print metrics and samples."""
     console = console or Console(quiet=not hosts.is_main())
 
     # ------------------------------------------------------------ config
@@ -59,7 +59,7 @@ def train(config: RunConfig, console: Console | None = None) -> Run:
         if start >= config.train.steps:
             console.print(_complete(run_dir, start))
             return _make_run(program, state, tokenizer, start)
-        write_run_files(config, tokenizer)  # not before everything a config can get wrong has been checked
+        write_run_files(config, tokenizer)  # only now, so that an invalid config leaves no run files behind
         console.print(_describe_model(program, state, start))
 
         # -------------------------------------------------------- loop
@@ -71,14 +71,14 @@ def train(config: RunConfig, console: Console | None = None) -> Run:
             batches = loader.iterate(start, steps)
             try:
                 for step in range(start + 1, steps + 1):
-                    asked = time.perf_counter()
+                    wait_start = time.perf_counter()
                     batch = global_batch(next(batches), program.mesh)
-                    waited = time.perf_counter() - asked
+                    input_wait = time.perf_counter() - wait_start
                     state, metrics = program.step(state, batch)
-                    recorder.add(step, metrics, waited)
+                    recorder.add(step, metrics, input_wait)
                     if step == start + 1:
                         recorder.flush()
-                        recorder.pause()  # compilation is not training
+                        recorder.pause()  # compile time does not count as training time
 
                     values = {}
                     if due := evaluation.due(step):
@@ -88,7 +88,7 @@ def train(config: RunConfig, console: Console | None = None) -> Run:
                         recorder.pause()
                     stops = hosts.any_process(stopping.is_set())
                     if step == steps or stops or step % config.checkpoint.every == 0:
-                        recorder.flush()  # a step that diverged must not become a checkpoint
+                        recorder.flush()  # raises if a step diverged, so that it is not saved
                         checkpoints.save(step, state, config, {"step": step}, values)
                     if stops:
                         break
@@ -117,18 +117,19 @@ def _make_run(program: TrainProgram, state: TrainState, tokenizer: Tokenizer, st
 
 @contextmanager
 def _stop_signals() -> Iterator[threading.Event]:
-    """Set on the first Ctrl-C or SIGTERM, so that a run ends with a checkpoint; a second one ends it at once."""
+    """An event that the first Ctrl-C or SIGTERM sets, to stop with a checkpoint; a second signal stops at once."""
     stopping = threading.Event()
+    # Python allows signal handlers in the main thread only.
     if threading.current_thread() is not threading.main_thread():
         yield stopping
         return
     kinds = (signal.SIGINT, signal.SIGTERM)
-    before = {kind: signal.getsignal(kind) for kind in kinds}
+    previous = {kind: signal.getsignal(kind) for kind in kinds}
 
     def stop(kind: int, frame: object) -> None:
         stopping.set()
         for each in kinds:
-            signal.signal(each, before[each])
+            signal.signal(each, previous[each])
 
     for kind in kinds:
         signal.signal(kind, stop)
@@ -136,7 +137,7 @@ def _stop_signals() -> Iterator[threading.Event]:
         yield stopping
     finally:
         for kind in kinds:
-            signal.signal(kind, before[kind])
+            signal.signal(kind, previous[kind])
 
 
 def _describe_data(config: RunConfig, sets: Sets) -> str:
@@ -177,7 +178,7 @@ def _diverged(error: DivergedError, checkpoints: Checkpoints) -> str:
 
 
 def _show_samples(console: Console, run: Run, run_dir: RunDir) -> None:
-    """Samples, and what to do next."""
+    """Print sample outputs and the command to try next."""
     for prompt, output in generate_samples(run):
         console.rule(style="dim")
         joined = f"{prompt}{output}" if run.config.model.shape == "decoder-only" else f"{prompt} -> {output}"

@@ -1,4 +1,4 @@
-"""Metrics out: JSON lines and TensorBoard events; FLOPs and peaks for MFU."""
+"""Metric files (JSON lines and TensorBoard events), and FLOP counts for MFU (model FLOPs utilisation)."""
 
 import json
 import math
@@ -42,7 +42,7 @@ class MetricWriter:
         self._events = SummaryWriter(str(run_dir.tensorboard), purge_step=start_step + 1)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One JSON object; values that are not finite become null, which JSON can hold."""
+        """Append one JSON object; NaN and infinity become null, because JSON has no notation for them."""
         if self._file is None:
             return
         values = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
@@ -63,7 +63,7 @@ class MetricWriter:
 
 
 def _drop_after(path: epath.Path, step: int) -> None:
-    """Forget what a killed run logged beyond its last checkpoint: those steps are about to be run again."""
+    """Remove what a killed run logged after its last checkpoint: those steps are about to run again."""
     if not path.exists():
         return
     kept = []
@@ -71,19 +71,19 @@ def _drop_after(path: epath.Path, step: int) -> None:
         try:
             if json.loads(line)["step"] <= step:
                 kept.append(line)
-        except json.JSONDecodeError:  # the line the kill cut short
+        except json.JSONDecodeError:  # the last line of a killed run may be incomplete
             continue
     write_file(path, "".join(line + "\n" for line in kept).encode())
 
 
 def peak_flops(config: RunConfig, devices: Sequence[jax.Device]) -> float | None:
-    """Peak of all devices together, stated per device or looked up; None if unknown."""
+    """Peak FLOP/s of all devices together, from `train.peak_flops` or `PEAK_FLOPS`; None if unknown."""
     peak = config.train.peak_flops or PEAK_FLOPS.get(devices[0].device_kind)
     return None if peak is None else peak * len(devices)
 
 
 def step_flops(config: RunConfig) -> float:
-    """Model FLOPs of one training step: forward once and backward twice, no recomputation counted."""
+    """Model FLOPs of one training step: the backward pass costs two forward passes; remat is not counted."""
     rows, (target, source) = config.data.batch_size, config.data.batch_layout
     model = config.model
     forward = 2.0 * target * model.embed_dim * model.vocab_size if model.head is not None else 0.0
@@ -97,31 +97,31 @@ def step_flops(config: RunConfig) -> float:
 
 
 def _stack_flops(model: ModelConfig, stack: StackConfig, length: int, source: int) -> float:
-    """Forward FLOPs of one row: two per multiply-add, half of the attention square where causal."""
+    """Forward FLOPs of one row: two per multiply-add, and half of the attention matrix if causal."""
     total = 0.0
     for block in map(stack.block, range(stack.num_layers)):
-        seen = min(block.attention.window or length, length) / (2 if block.attention.causal else 1)
+        keys_per_query = min(block.attention.window or length, length) / (2 if block.attention.causal else 1)
         total += length * _mlp_flops(model, block.mlp)
-        total += _attention_flops(model, block.attention, length, length, seen)
+        total += _attention_flops(model, block.attention, length, length, keys_per_query)
         if block.cross_attention is not None:
             total += _attention_flops(model, block.cross_attention, length, source, source)
     return total
 
 
 def _mlp_flops(model: ModelConfig, mlp: MlpConfig | MoeConfig) -> float:
-    """Of one token: its own experts only, and the router that chose them."""
+    """Forward FLOPs of one token; of a mixture of experts, only the chosen experts and the router count."""
     dense = 2.0 * model.embed_dim * mlp.dim * (3 if mlp.gated else 2)
     return dense if mlp.kind == "mlp" else mlp.top_k * dense + 2.0 * model.embed_dim * mlp.num_experts
 
 
 def _recurrent_flops(model: ModelConfig, stack: RecurrentConfig, length: int) -> float:
-    """Two per weight and token; the gates' own arithmetic is left out, as that of norms and softmax is."""
-    widths = model.embed_dim + (2 * stack.num_layers - 1) * stack.dim  # of all layers' inputs and states
+    """Forward FLOPs of one row: two per weight and token. Gates are not counted, like norms and softmax."""
+    widths = model.embed_dim + (2 * stack.num_layers - 1) * stack.dim  # input and state widths, summed over layers
     out = stack.dim * model.embed_dim if stack.dim != model.embed_dim else 0
     return 2.0 * length * (NUM_GATES[stack.cell] * stack.dim * widths + out)
 
 
-def _attention_flops(model: ModelConfig, attention, queries: int, keys: int, seen: float) -> float:
+def _attention_flops(model: ModelConfig, attention, queries: int, keys: int, keys_per_query: float) -> float:
     heads, kv_heads = attention.num_heads * attention.head_dim, attention.kv_heads * attention.head_dim
     projections = 2.0 * model.embed_dim * (2 * queries * heads + 2 * keys * kv_heads)
-    return projections + 2.0 * 2.0 * queries * seen * heads
+    return projections + 2.0 * 2.0 * queries * keys_per_query * heads

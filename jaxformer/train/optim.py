@@ -1,6 +1,6 @@
-"""Optimizers and schedules: the typed configs turned into optax.
+"""Optax optimizers and learning rate schedules from their typed configs.
 
-Every algorithm is the same chain: clip, scale by the algorithm, add decayed weights, scale by the schedule.
+Every optimizer is the same chain: clip gradients, apply the algorithm, add weight decay, scale by the learning rate.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from jaxformer.typing import Params, PyTree
 
 
 def make_optimizer(config: OptimConfig, steps: int, axes: PyTree) -> optax.GradientTransformation:
-    """The whole update rule; `axes` are the parameters' logical axes, which tell Muon what is a matrix."""
+    """The full update rule; `axes` are the logical axes of the parameters, by which Muon recognises matrices."""
     return optax.chain(
         optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
         _ALGORITHMS[config.algorithm.kind](config.algorithm, axes),
@@ -27,13 +27,13 @@ def make_optimizer(config: OptimConfig, steps: int, axes: PyTree) -> optax.Gradi
 
 
 def decay_mask(params: Params) -> PyTree:
-    """True where weights decay: everything but norms and biases."""
-    spared = ("scale", "bias", "relative_bias")
-    return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key not in spared, params)
+    """True for parameters with weight decay: all but norms and biases."""
+    no_decay = ("scale", "bias", "relative_bias")
+    return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key not in no_decay, params)
 
 
 def make_schedule(config: AnySchedule, peak: float, steps: int) -> optax.Schedule:
-    """Linear warm-up, then the named shape; `steps` is the last step of the run."""
+    """Linear warm-up, then the configured schedule; `steps` is the total number of training steps."""
     warmup = config.warmup_steps
     after = _SCHEDULES[config.kind](config, peak, steps - warmup)
 
@@ -50,7 +50,7 @@ def _adamw(config: AdamW, axes: PyTree) -> optax.GradientTransformation:
 
 
 def _adafactor(config: Adafactor, axes: PyTree) -> optax.GradientTransformation:
-    # Deviation: update clipping sees the stacked layers of one matrix as one block.
+    # Deviation: update clipping treats the stacked layers of one matrix as one block.
     return optax.chain(
         optax.scale_by_factored_rms(decay_rate=config.decay_rate, min_dim_size_to_factor=config.min_dim_to_factor),
         optax.clip_by_block_rms(config.clip_threshold),
@@ -68,19 +68,19 @@ def _sgd(config: Sgd, axes: PyTree) -> optax.GradientTransformation:
 def _muon(config: Muon, axes: PyTree) -> optax.GradientTransformation:
     is_axes = lambda leaf: isinstance(leaf, tuple)  # noqa: E731
     return contrib.muon(
-        learning_rate=-1.0,  # optax negates; sign and size belong to the end of our chain
+        learning_rate=-1.0,  # cancels optax's negation: the end of our chain applies sign and learning rate
         beta=config.momentum,
         ns_steps=config.ns_steps,
         adam_b1=config.b1,
         adam_b2=config.b2,
-        # arXiv:2502.16982, section 2.2: updates as large as AdamW's, so that one learning rate serves both.
+        # arXiv:2502.16982, section 2.2: updates have the RMS of AdamW's, so that both can use one learning rate.
         consistent_rms=0.2,
         muon_weight_dimension_numbers=jax.tree.map(_matrix_dims, axes, is_leaf=is_axes),
     )
 
 
 def _matrix_dims(axes: Axes) -> contrib.MuonDimensionNumbers | None:
-    """Input and output dimensions of a block's kernel; none for biases, norms, embeddings and the head."""
+    """Input and output dimensions of a block's kernel; None for biases, norms, embeddings and the head."""
     dims = matrix_dims(axes) if axes[0] == "layers" else None
     return None if dims is None else contrib.MuonDimensionNumbers(dims.inputs, dims.outputs)
 

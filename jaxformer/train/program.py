@@ -1,7 +1,7 @@
-"""The compiled train step as a value: everything between a config and the first step, for given devices.
+"""The train program: model, optimizer, shardings and jitted functions of a config for a list of devices.
 
-The devices may be attached, simulated, or exist only as a topology description: nothing here or below asks JAX for
-local devices. The loop, `show`, `bench` and ahead-of-time compilation all build on this.
+The devices may be attached, simulated, or exist only as a topology description: they are passed in, and building a
+program never asks JAX for local devices. The training loop, `show`, `bench` and ahead-of-time compilation all use it.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,17 +29,17 @@ from jaxformer.typing import Batch, Params, PyTree, abstract_batch
 
 @dataclass(frozen=True)
 class TrainProgram:
-    """A config's train step for a mesh of devices; `init`, `start` and `step` are jitted."""
+    """The train step of a config on a mesh of devices; `init`, `start` and `step` are jitted."""
 
     config: RunConfig
     mesh: Mesh | AbstractMesh
     parts: StepParts
     abstract_state: TrainState
-    """Shapes, dtypes and shardings."""
+    """Shapes, dtypes and shardings of the state."""
     init: Callable[[], TrainState]
-    """The state with random parameters; a function of the seed alone."""
+    """Creates the state with random parameters; depends only on the seed."""
     start: Callable[[Params], TrainState]
-    """The state with given parameters, which it may reuse."""
+    """Creates the state with given parameters, which are donated."""
     step: Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]
     """One update; the state passed in is donated."""
 
@@ -58,35 +58,35 @@ class TrainProgram:
 
     @property
     def abstract_params(self) -> PyTree:
-        """All parameters, trainable and frozen, as they lie on the mesh."""
+        """Shapes, dtypes and shardings of all parameters, trainable and frozen."""
         shapes, axes = abstract_params(self.config.model)
         return abstract_like(shapes, param_shardings(axes, shapes, self.mesh))
 
     @property
     def abstract_batch(self) -> Batch:
-        """A global batch, rows split over the data axes of the mesh."""
+        """Shapes, dtypes and shardings of a global batch."""
         sharding = batch_sharding(self.mesh)
         batch = abstract_batch(self.config.data.batch_layout, self.config.data.batch_size)
         return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), batch)
 
     def lower(self, batch: Batch | None = None) -> jax.stages.Lowered:
-        """The step lowered for its devices, without allocating anything."""
+        """The step lowered for the devices of the program, without allocating arrays."""
         with jax.set_mesh(self.mesh):
             return self.step.lower(self.abstract_state, self.abstract_batch if batch is None else batch)
 
     def inference_params(self, state: TrainState) -> Params:
-        """All parameters to evaluate and decode with: the moving average where the run keeps one."""
+        """All parameters for evaluation and decoding: the moving average if the run keeps one."""
         return self.parts.partition.merge(state.params if state.ema is None else state.ema, state.frozen)
 
 
 def train_program(config: RunConfig, devices: Sequence[Any]) -> TrainProgram:
-    """The program of a config on these devices, or on devices of a topology description."""
+    """The program of a config on these devices, which may come from a topology description."""
     check_batch(config, len(devices))
     return program_on_mesh(config, make_mesh(config.mesh, devices), devices[0].platform)
 
 
 def program_on_mesh(config: RunConfig, mesh: Mesh | AbstractMesh, platform: str) -> TrainProgram:
-    """The program on a given mesh; with an abstract one only its shapes and shardings are of use."""
+    """The program on a given mesh; on an abstract mesh, only its shapes and shardings are usable."""
     partition = Partition(config.model, config.train.freeze)
     axes, _ = partition.split(abstract_params(config.model)[1], take=whole_leaf)
     optimizer = make_optimizer(config.optim, config.train.steps, axes)
@@ -119,7 +119,7 @@ def program_on_mesh(config: RunConfig, mesh: Mesh | AbstractMesh, platform: str)
 
 
 def loss_options(config: RunConfig, mesh: Mesh | AbstractMesh) -> LossOptions:
-    """The loss of training; the number of chunks follows from the rows on one device."""
+    """Options of the training loss; `train.loss_chunks=auto` is resolved by the number of rows on one device."""
     chunks = config.train.loss_chunks
     if chunks == "auto":
         rows = config.data.batch_size // config.train.accumulate // batch_ways(mesh.shape)

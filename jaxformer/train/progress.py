@@ -1,4 +1,4 @@
-"""What a run shows and records while it trains, without making the device wait."""
+"""Progress display and metric logging during training, without making the device wait."""
 
 import math
 import time
@@ -13,15 +13,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from jaxformer.errors import UserError
 from jaxformer.train.metrics import MetricWriter
 
-LAG = 2  # steps whose metrics may be in flight: reading one then never waits for work just dispatched
+# Number of steps whose metrics may be in flight, so that reading metrics does not wait for the step just dispatched.
+LAG = 2
 
 
 class DivergedError(UserError):
-    """The loss or its gradient stopped being finite."""
+    """The loss or the gradient norm is not finite."""
 
 
 class Recorder:
-    """Takes each step's metrics as device arrays, checks them, and logs every few steps."""
+    """Receives the metrics of each step as device arrays, checks that they are finite, and logs every few steps."""
 
     def __init__(
         self, writer: MetricWriter, bar: "Bar", *, log_every: int, step_flops: float, peak_flops: float | None
@@ -34,32 +35,32 @@ class Recorder:
         self._start_interval()
 
     def add(self, step: int, metrics: dict[str, jax.Array], input_wait: float) -> None:
-        """Queue the metrics of a step just dispatched; `input_wait` is how long its batch kept us."""
+        """Queue the metrics of a step just dispatched; `input_wait` is the time in seconds its batch took to arrive."""
         self._input_wait += input_wait
         self._pending.append((step, metrics))
         while len(self._pending) > LAG:
-            self._take(*self._pending.popleft())
+            self._process(*self._pending.popleft())
 
     def flush(self) -> None:
-        """Wait for everything in flight and check it."""
+        """Wait for all metrics in flight and check them."""
         while self._pending:
-            self._take(*self._pending.popleft())
+            self._process(*self._pending.popleft())
 
     def attach(self, extra: dict[str, float]) -> None:
-        """Log the latest step, whatever its number, with what an evaluation found."""
+        """Log the latest step with the results of an evaluation, even if `log_every` would skip that step."""
         self._held = (self._latest[0], {**(self._held or self._latest)[1], **extra})
 
     def pause(self) -> None:
-        """Leave the time since the last flush out of the next record: evaluation is not training."""
+        """Restart the timer, so that evaluation and compilation do not count as training time."""
         self._start_interval()
 
     def close(self) -> None:
-        """Write the record that was kept back for an evaluation to join it."""
+        """Write the last record, which was held back so that evaluation results could be added to it."""
         if self._held is not None:
             self._writer.write(*self._held)
             self._held = None
 
-    def _take(self, step: int, metrics: dict[str, jax.Array]) -> None:
+    def _process(self, step: int, metrics: dict[str, jax.Array]) -> None:
         self.close()
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
         for name in ("loss", "grad_norm"):
@@ -90,7 +91,7 @@ class Recorder:
 
 
 class Bar:
-    """The live line: step, loss, tokens per second, time left; plain lines where there is no terminal."""
+    """Progress bar with step, loss, tokens per second and time left; plain lines if there is no terminal."""
 
     def __init__(self, console: Console, start: int, steps: int) -> None:
         self._console, self._steps, self._next_line = console, steps, start

@@ -1,8 +1,8 @@
-"""Where training starts: the run's own checkpoint, else the weights of another run, else random initialisation.
+"""The initial state of training: the run's latest checkpoint, else the weights in `train.start`, else random weights.
 
-`train.start` names a run directory or a Hugging Face directory. The model and the tokenizer may then be left out of
-the config: they come from there, with `model.*` overrides on top. The saved config holds the whole model, so resuming
-does not need the directory again.
+`train.start` names a run directory or a Hugging Face directory. The config may then omit the model and the tokenizer:
+they are read from that directory, and `model.*` overrides apply on top. The saved config holds the full model, so
+resuming does not need the directory again.
 """
 
 from collections.abc import Sequence
@@ -33,14 +33,14 @@ from jaxformer.train.state import TrainState
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """The config of a run file with overrides applied, complete with the model and tokenizer of `train.start`."""
-    # The model may only be known once train.start is, which an override may set.
+    # `model.*` overrides come last: the model may be read from train.start, which another override may set.
     model_overrides = [override for override in overrides if override.startswith("model.")]
     others = [override for override in overrides if override not in model_overrides]
     return apply_overrides(complete_config(load_run_file(path, others)), model_overrides)
 
 
 def complete_config(config: RunConfig) -> RunConfig:
-    """With the model and the tokenizer that it leaves to `train.start`."""
+    """The config with the model and the tokenizer of `train.start` filled in, where it omits them."""
     start = config.train.start
     if start is None:
         return config
@@ -57,7 +57,7 @@ def complete_config(config: RunConfig) -> RunConfig:
 
 
 def read_model(start: StartConfig) -> ModelConfig:
-    """The model of a run or Hugging Face directory; no weights are read."""
+    """The model config of a run directory or Hugging Face directory; no weights are read."""
     directory = local_directory(start.path)
     return (
         HuggingFaceDirectory(directory).model if is_hugging_face(directory) else RunDir(directory).read_config().model
@@ -65,7 +65,7 @@ def read_model(start: StartConfig) -> ModelConfig:
 
 
 def first_state(program: TrainProgram, checkpoints: Checkpoints) -> tuple[TrainState, int]:
-    """The state to continue or begin with, and its step."""
+    """The state to train from and its step: the latest checkpoint, the weights of `train.start`, or random weights."""
     if checkpoints.latest is not None:
         state, position = checkpoints.restore(program.abstract_state)
         return state, position["step"]
@@ -86,13 +86,13 @@ def _earlier_config(config: RunConfig) -> RunConfig | None:
 
 
 def _check_shapes(program: TrainProgram, start: StartConfig) -> None:
-    """Raise if the config changed the model so that the weights no longer fit."""
+    """Raise if the weights of `train.start` do not fit the model of the config."""
     ours, theirs = _shapes(program.config.model), _shapes(read_model(start))
     for path in sorted(ours.keys() | theirs.keys()):
         if ours.get(path) != theirs.get(path):
             raise UserError(
-                f"train.start='{start.path}': parameter '{path}' has shape {theirs.get(path, 'none')} there, but model "
-                f"gives {ours.get(path, 'none')}: remove the model.* settings that change shapes"
+                f"train.start='{start.path}': parameter '{path}' has shape {theirs.get(path, 'none')} in that "
+                f"directory, but {ours.get(path, 'none')} in this config; remove model.* settings that change shapes"
             )
 
 

@@ -1,4 +1,4 @@
-"""The train state: arrays only, one pytree, sharded like its parameters."""
+"""The train state: a pytree of arrays, sharded like the parameters."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -20,18 +20,18 @@ from jaxformer.typing import Array, Int, Key, Params, PyTree
 class TrainState:
     step: Int[Array, ""]
     params: Params
-    """The parameters that train: all of them unless `train.freeze` says otherwise."""
+    """The trainable parameters: all parameters unless `train.freeze` selects some."""
     opt_state: PyTree
     key: Key
     ema: Params | None = None
-    """Moving average of `params`, if the run keeps one."""
+    """Exponential moving average of `params`; None if `optim.ema_decay` is not set."""
     frozen: Params | None = None
-    """The rest of the parameters, if some are frozen."""
+    """The frozen parameters; None if there are none."""
 
 
 def _flatten_with_keys(state: TrainState) -> tuple[list[tuple[Any, PyTree]], tuple[str, ...]]:
-    # A run that freezes nothing has no entry for frozen parameters at all, not even an empty one: checkpoints of
-    # earlier versions have none either.
+    # Without frozen parameters, the pytree has no `frozen` entry at all, not even an empty one, so that checkpoints of
+    # earlier versions still match.
     names = tuple(f.name for f in fields(state) if f.name != "frozen" or state.frozen is not None)
     return [(jax.tree_util.GetAttrKey(name), getattr(state, name)) for name in names], names
 

@@ -21,7 +21,7 @@ LossFunction = Callable[..., tuple[LossSums, TokenLosses | None]]
 
 @dataclass(frozen=True)
 class StepParts:
-    """Everything a step consists of besides arrays."""
+    """The parts of a train step that are not arrays."""
 
     config: RunConfig
     model: Transformer
@@ -59,9 +59,9 @@ def train_step(state: TrainState, batch: Batch, *, parts: StepParts) -> tuple[Tr
 def gradient_sums(
     params: Params, frozen: Params | None, batch: Batch, key: jax.Array, parts: StepParts
 ) -> tuple[Params, LossSums]:
-    """Gradient of the summed loss with respect to the trainable parameters, and the sums, over all micro-batches.
+    """Gradient of the summed loss with respect to the trainable parameters, and the loss sums, over all micro-batches.
 
-    Sums, not means: micro-batches hold different numbers of real tokens, and each token counts the same.
+    Sums instead of means, because micro-batches hold different numbers of real tokens and all tokens weigh the same.
     """
 
     def loss(params: Params, batch: Batch, key: jax.Array) -> tuple[Float[Array, ""], LossSums]:
@@ -85,5 +85,5 @@ def gradient_sums(
 
 
 def _micro_batches(batch: Batch, parts: int) -> Batch:
-    # Rows are dealt out in strides, so that each device keeps the rows it already holds.
+    # A micro-batch takes every n-th row, so that each device keeps the rows it already holds.
     return jax.tree.map(lambda a: jnp.swapaxes(a.reshape(-1, parts, *a.shape[1:]), 0, 1), batch)

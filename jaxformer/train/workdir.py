@@ -1,4 +1,4 @@
-"""Which run a directory belongs to, and writing the files that make it self-contained."""
+"""Checks whether a directory belongs to a run, and writes the files that make a run directory self-contained."""
 
 import shutil
 import tempfile
@@ -11,7 +11,7 @@ from jaxformer.errors import UserError
 from jaxformer.objectives import make_objective
 from jaxformer.rundir import RunDir, existing_parent
 
-# What may change when a run is resumed: how it runs and how long, not what it computes.
+# Config keys that may change when a run is resumed: how it runs and for how long, not what it computes.
 MAY_CHANGE = (
     "workdir",
     "train.steps",
@@ -30,23 +30,23 @@ MAY_CHANGE = (
 
 
 def check_workdir(config: RunConfig) -> bool:
-    """Whether the directory already holds this run; raises if it is another run's or cannot be written."""
+    """Whether the directory already holds this run; raises if it belongs to another run or is not writable."""
     run_dir = RunDir(config.workdir)
     run_dir.check_writable()
     if not run_dir.has_config:
         return False
     differences = _differences(run_dir.read_config().model_dump(mode="json"), config.model_dump(mode="json"))
     if differences:
-        shown = "\n".join(f"  {key}: there {old!r}, now {new!r}" for key, old, new in differences)
+        shown = "\n".join(f"  {key}: saved {old!r}, now {new!r}" for key, old, new in differences)
         raise UserError(
             f"workdir '{run_dir}' belongs to a run with another config; "
-            f"choose another with workdir=..., or restore these values:\n{shown}"
+            f"choose another directory with workdir=..., or restore these values:\n{shown}"
         )
     return True
 
 
 def write_run_files(config: RunConfig, tokenizer: Tokenizer) -> RunDir:
-    """Make the directory and what `load` needs besides checkpoints."""
+    """Create the directory and the files that `load` needs besides checkpoints."""
     run_dir = RunDir(config.workdir)
     run_dir.make()
     tokenizer.save(run_dir.path)
@@ -59,7 +59,7 @@ def prepare_run(config: RunConfig) -> str:
     config.check_data()
     tokenizer = find_or_make_tokenizer(config, resumes=check_workdir(config))
     with tempfile.TemporaryDirectory(dir=existing_parent(config.workdir)) as partial:
-        # Before the run directory exists: bad data leaves none behind.
+        # Prepare in a temporary directory first, so that invalid data leaves no run directory behind.
         sets = prepare(config.data, make_objective(config, tokenizer), tokenizer, partial)
         target = write_run_files(config, tokenizer).data
         shutil.rmtree(target, ignore_errors=True)
@@ -68,7 +68,7 @@ def prepare_run(config: RunConfig) -> str:
 
 
 def find_or_make_tokenizer(config: RunConfig, resumes: bool) -> Tokenizer:
-    """The tokenizer in the workdir of a run that resumes, else the one its config asks for."""
+    """The tokenizer in the workdir if the run resumes, else the one that the config specifies."""
     return load_tokenizer(config.workdir) if resumes else make_tokenizer(config, open_source(config.data.train))
 
 
@@ -77,6 +77,6 @@ def _differences(old: Any, new: Any, key: str = "") -> list[tuple[str, Any, Any]
         return []
     if isinstance(old, dict) and isinstance(new, dict):
         names = sorted(old.keys() | new.keys())
-        below = (_differences(old.get(n), new.get(n), f"{key}.{n}" if key else n) for n in names)
-        return [difference for found in below for difference in found]
+        nested = (_differences(old.get(n), new.get(n), f"{key}.{n}" if key else n) for n in names)
+        return [difference for differences in nested for difference in differences]
     return [(key, old, new)]

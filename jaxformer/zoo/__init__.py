@@ -1,1 +1,1 @@
-"""The zoo: every family, its published sizes, and its measured parity with transformers."""
+"""The model zoo: every family, its published sizes, and its measured parity with transformers."""

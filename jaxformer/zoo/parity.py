@@ -1,4 +1,4 @@
-"""How far outputs are from those of transformers with the same tiny weights."""
+"""Measures the parity with transformers: the outputs of tiny models with the same weights."""
 
 import tempfile
 from pathlib import Path
@@ -18,15 +18,15 @@ ROWS, LENGTH, TARGETS = 3, 24, 14
 
 class Parity(NamedTuple):
     max_delta: float
-    """Largest absolute difference of a logit, or of a hidden state where there are no logits."""
+    """Largest absolute difference of a logit, or of a hidden state if the model has no logits."""
     kl: float | None
-    """Mean KL divergence of the next-token distributions, in nats; none without logits of tokens."""
+    """Mean KL divergence of the next-token distributions, in nats; None if the model has no token logits."""
     round_trip: bool
-    """Whether import followed by export gives back the bytes of every tensor."""
+    """Whether import followed by export gives the same bytes for every tensor."""
 
 
 class ParityBatch(NamedTuple):
-    """Rows of different lengths, and the targets of an encoder-decoder."""
+    """Padded rows of different lengths, and the decoder inputs of an encoder-decoder."""
 
     ids: np.ndarray
     mask: np.ndarray
@@ -42,35 +42,37 @@ def make_batch(seed: int = 0) -> ParityBatch:
 
 
 def measure(sample: Sample) -> Parity:
-    """Compare both sides on one batch, through the files that `save_pretrained` and `jaxformer export` write."""
+    """Compare both libraries on one batch, by way of the files that `save_pretrained` and `jaxformer export` write."""
     with tempfile.TemporaryDirectory() as scratch:
-        theirs, run_dir, again = (Path(scratch) / name for name in ("theirs", "run", "again"))
-        model = sample.save(theirs)
-        import_run(theirs, run_dir)
-        export_run(run_dir, again)
-        same = (theirs / "model.safetensors").read_bytes() == (again / "model.safetensors").read_bytes()
-        ours, wanted = outputs(load(run_dir), model, make_batch())
-    return Parity(float(np.abs(ours - wanted).max()), _divergence(ours, wanted), same)
+        original, run_dir, exported = (Path(scratch) / name for name in ("original", "run", "exported"))
+        model = sample.save(original)
+        import_run(original, run_dir)
+        export_run(run_dir, exported)
+        same = (original / "model.safetensors").read_bytes() == (exported / "model.safetensors").read_bytes()
+        ours, theirs = outputs(load(run_dir), model, make_batch())
+    return Parity(float(np.abs(ours - theirs).max()), _divergence(ours, theirs), same)
 
 
 def outputs(run: Run, model: Any, batch: ParityBatch) -> tuple[np.ndarray, np.ndarray]:
-    """Outputs of both sides at every real position: logits of tokens or classes, hidden states of a bare model."""
+    """Outputs of jaxformer and of transformers at every real position.
+
+    They are token logits, class logits, or the hidden states of a model without a head."""
     import torch
 
     ids, mask, targets = (torch.tensor(part) for part in batch)
     with torch.no_grad():
         if run.config.model.shape == "encoder-decoder":
-            wanted = model(input_ids=ids, attention_mask=mask, decoder_input_ids=targets).logits
+            theirs = model(input_ids=ids, attention_mask=mask, decoder_input_ids=targets).logits
             ours = forward(run, batch.targets, batch.ids, inputs_mask=batch.mask)
-            return np.asarray(ours).reshape(-1, VOCAB), wanted.numpy().reshape(-1, VOCAB)
-        answer = model(input_ids=ids, attention_mask=mask)
+            return np.asarray(ours).reshape(-1, VOCAB), theirs.numpy().reshape(-1, VOCAB)
+        result = model(input_ids=ids, attention_mask=mask)
     tokens = tokens_from_ids(batch.ids, batch.mask)
     real = batch.mask.astype(bool)
     if run.config.model.pooler is not None and run.config.model.pooler.num_classes is not None:
-        return np.asarray(_apply(run, tokens, "pool")), answer.logits.numpy()
+        return np.asarray(_apply(run, tokens, "pool")), result.logits.numpy()
     if run.config.model.head is None:
-        return np.asarray(_apply(run, tokens, "hidden"))[real], answer.last_hidden_state.numpy()[real]
-    return np.asarray(_apply(run, tokens, "__call__"))[real], answer.logits.numpy()[real]
+        return np.asarray(_apply(run, tokens, "hidden"))[real], result.last_hidden_state.numpy()[real]
+    return np.asarray(_apply(run, tokens, "__call__"))[real], result.logits.numpy()[real]
 
 
 def _apply(run: Run, tokens: Any, method: str) -> jax.Array:
@@ -85,6 +87,6 @@ def _divergence(ours: np.ndarray, theirs: np.ndarray) -> float | None:
 
 
 def _log_softmax(x: np.ndarray) -> np.ndarray:
-    """In float64, which jax would round to float32."""
+    """In NumPy, because JAX would round float64 to float32."""
     x = x - x.max(axis=-1, keepdims=True)
     return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))

@@ -1,4 +1,4 @@
-"""The zoo table. `jaxformer zoo --measure` records parity, so that printing the table needs no torch."""
+"""The zoo table. Parity is recorded by `jaxformer zoo --measure`, so that printing the table does not need torch."""
 
 import json
 from collections.abc import Mapping
@@ -31,16 +31,16 @@ HEADINGS = (
 
 
 class Row(NamedTuple):
-    """One row of the table: presets of one architecture, and the samples on which its parity was measured."""
+    """One row of the table: the presets of one architecture, and the sample models that its parity is measured on."""
 
     title: str
     presets: Mapping[str, Preset]
     samples: tuple[str, ...]
-    """Empty where transformers has no such model."""
+    """Names of the sample models; empty if transformers does not have the architecture."""
 
 
 def rows() -> list[Row]:
-    """All rows, derived from what the families and the formats declare."""
+    """All rows, derived from the registries of families and of sample models."""
     declared = (row for family in FAMILIES.values() for row in family.ZOO_ROWS)
     return [
         Row(row.title, row.presets, tuple(name for name, sample in SAMPLES.items() if sample.preset in row.presets))
@@ -49,8 +49,8 @@ def rows() -> list[Row]:
 
 
 def show(console: Console) -> None:
-    """Print the table for a terminal."""
-    table = Table(title="the zoo", caption=_caption(), box=SIMPLE_HEAD, padding=(0, 1))
+    """Print the table to a terminal."""
+    table = Table(title="model zoo", caption=_caption(), box=SIMPLE_HEAD, padding=(0, 1))
     for heading in ("family", "presets", "max delta", "KL", "Hugging Face", "objectives"):
         table.add_column(heading, overflow="fold", no_wrap=heading == "presets")
     for title, shape, presets, parameters, *rest in _cells():
@@ -60,7 +60,7 @@ def show(console: Console) -> None:
 
 
 def markdown() -> str:
-    """The table for the README."""
+    """The table as Markdown, for the README."""
     lines = ["| " + " | ".join(HEADINGS) + " |", "|" + "---|" * len(HEADINGS)]
     lines += ["| " + " | ".join(cells) + " |" for cells in _cells()]
     return "\n".join([*lines, "", _caption()])
@@ -115,7 +115,7 @@ def _format_count(parameters: int) -> str:
 def _caption() -> str:
     versions = read_record()["versions"]
     return (
-        "Largest difference of a logit (of a hidden state, for encoders without a head) and mean divergence of the "
-        "next-token distributions, in float32, between a tiny random model of transformers "
-        f"{versions['transformers']} (torch {versions['torch']}) and the same weights here."
+        "Largest absolute difference of logits (hidden states for encoders without a head) and mean KL divergence of "
+        f"the next-token distributions between jaxformer and transformers {versions['transformers']} "
+        f"(torch {versions['torch']}), for tiny models with the same random weights in float32."
     )

@@ -3,9 +3,9 @@
     pip install ctranslate2
     python tests/bench/decode.py [--rounds 5] [--cases gpt2-1 gpt2-8 greedy-1 greedy-32 beam-1 beam-32 int8-1]
 
-Each library runs in a process of its own, and they generate in turn; the best time of each counts. All have the same
-random weights: made by transformers, loaded by jaxformer, converted by the converter of CTranslate2. Also reports the
-share of output sequences that equal those of jaxformer token for token.
+Each library runs in its own process. The processes take turns to generate a batch, and the best time of each counts.
+All use the same random weights: transformers initialises them, jaxformer loads them, and CTranslate2 converts them.
+Also reports the fraction of output sequences that are identical to those of jaxformer.
 """
 
 import argparse
@@ -67,7 +67,8 @@ def _compare(name: str, models: Path, rounds: int) -> None:
         agree = np.mean([a == b for a, b in zip(outputs[peer], outputs["jaxformer"], strict=True)])
         print(
             f"  {peer:18s} best {min(times) * 1e3:7.0f} ms, median {np.median(times) * 1e3:7.0f} ms, "
-            f"{batch * new / min(times):7.1f} tokens/s; ours is {min(times) / ours:.2f}x; outputs as ours {agree:.0%}",
+            f"{batch * new / min(times):7.1f} tokens/s; jaxformer is {min(times) / ours:.2f}x as fast; "
+            f"identical outputs {agree:.0%}",
             flush=True,
         )
     for worker in workers.values():
@@ -129,8 +130,8 @@ def _transformers(directory: Path, ids: list[list[int]], beams: int, new: int, w
 
     @torch.inference_mode()
     def generate() -> list[list[int]]:
-        found = model.generate(inputs, attention_mask=torch.ones_like(inputs), pad_token_id=0, **options)
-        return found[:, skip:].tolist()
+        outputs = model.generate(inputs, attention_mask=torch.ones_like(inputs), pad_token_id=0, **options)
+        return outputs[:, skip:].tolist()
 
     return generate
 
@@ -147,8 +148,8 @@ def _ctranslate2(directory: Path, ids: list[list[int]], beams: int, new: int, we
     options = {"beam_size": beams, "max_decoding_length": new, "min_decoding_length": new}
 
     def generate() -> list[list[int]]:
-        found = translator.translate_batch(sources, **options)
-        return [[index[token] for token in result.hypotheses[0]] for result in found]
+        results = translator.translate_batch(sources, **options)
+        return [[index[token] for token in result.hypotheses[0]] for result in results]
 
     return generate
 

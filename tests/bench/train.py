@@ -2,8 +2,8 @@
 
     python tests/bench/train.py [--shapes gpt2 llama] [--rounds 10] [key=value ...]
 
-Each peer runs in its own process and takes one step in turn, so that all of them see the same machine load; the
-best step of each counts. Reports the time and the peak memory of a step, and both relative to torch.
+Each peer runs in its own process. The processes take turns to run one step, so that all of them see the same machine
+load, and the best step of each counts. Reports the time of a step, also relative to torch, and the peak memory.
 """
 
 import argparse
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=SHAPES)
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
-    parser.add_argument("--worker", nargs=2, metavar=("SHAPE", "PEER"), help="internal: be one of the peers")
+    parser.add_argument("--worker", nargs=2, metavar=("SHAPE", "PEER"), help="internal: run as the process of one peer")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     args = parser.parse_args()
     if args.worker:
@@ -62,7 +62,7 @@ def _compare(shape: str, peers: list[str], rounds: int, overrides: list[str]) ->
 
 
 class _Worker:
-    """A peer in its own process, asked for one step at a time."""
+    """A peer in its own process, which runs one step per request."""
 
     def __init__(self, shape: str, peer: str, overrides: list[str]) -> None:
         command = [sys.executable, __file__, *overrides, "--worker", shape, peer]

@@ -1,4 +1,4 @@
-"""The quickstarts as a new user runs them; minutes long, so marked slow."""
+"""The quickstart configs as a new user runs them. Training takes minutes, so it is marked slow."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def test_language_model(tmp_path):
 
 
 @pytest.mark.slow
-def test_dates(tmp_path):
+def test_date_conversion(tmp_path):
     workdir = tmp_path / "dates"
     run("train", "configs/quickstart_translate.py", f"workdir={workdir}")
     assert json.loads((workdir / "evaluation.json").read_text())["exact_match"] >= 0.99

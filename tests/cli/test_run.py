@@ -1,6 +1,6 @@
-"""Whole runs through the command line: train, stop, kill, continue, use.
+"""Complete runs through the command line: train, stop, kill, resume, evaluate, generate.
 
-Commands run in this process, but for those that are killed or interrupted or whose start is what is tested.
+Commands run in this process, except those that are killed or interrupted and those whose start is tested.
 """
 
 import contextlib
@@ -70,7 +70,7 @@ def test_a_run_directory_is_complete(finished):
 
 
 @pytest.mark.slow
-def test_stop_and_continue_equals_one_sitting(config_file, finished, tmp_path):
+def test_a_stopped_run_resumes_bit_identically(config_file, finished, tmp_path):
     workdir = tmp_path / "split"
     jaxformer("train", config_file, f"workdir={workdir}", "train.steps=4")
     assert "continuing from step 4" in jaxformer("train", config_file, f"workdir={workdir}")
@@ -78,7 +78,7 @@ def test_stop_and_continue_equals_one_sitting(config_file, finished, tmp_path):
     assert losses(workdir) == losses(finished)
 
 
-def test_kill_and_continue_equals_one_sitting(config_file, finished, tmp_path):
+def test_a_killed_run_resumes_bit_identically(config_file, finished, tmp_path):
     """SIGKILL after the first checkpoint is on disk and more steps are logged."""
     workdir = tmp_path / "killed"
     command = [sys.executable, "-m", "jaxformer.cli", "train", str(config_file), f"workdir={workdir}"]
@@ -136,10 +136,10 @@ def test_generate_from_file_to_file_survives_an_interrupt(finished, tmp_path):
     source.write_text("".join(json.dumps({"prompt": f"document {i}"}) + "\n" for i in range(3000)) + "no JSON\n")
     arguments = ["generate", finished, "--input", source, "--output", target, "--max-new-tokens", "40"]
     command = [sys.executable, "-m", "jaxformer.cli", *map(str, arguments)]
-    # A shell that runs the tests in the background has interrupts ignored, which children inherit.
-    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    # A shell that runs the tests in the background ignores SIGINT, and child processes inherit this.
+    restore_sigint = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), preexec_fn=heed
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), preexec_fn=restore_sigint
     )
     wait_for(lambda: target.exists() and target.stat().st_size > 0, process)
     process.send_signal(signal.SIGINT)
@@ -152,7 +152,7 @@ def test_generate_from_file_to_file_survives_an_interrupt(finished, tmp_path):
     whole = target.read_text().splitlines()
     assert whole[: len(kept)] == kept
     assert [json.loads(line)["line"] for line in whole] == list(range(1, 3002))
-    assert "not a line of JSON" in json.loads(whole[-1])["error"]
+    assert "not valid JSON" in json.loads(whole[-1])["error"]
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_mistakes_of_generate_are_one_clear_line(finished, arguments, expected):
 
 @pytest.mark.slow
 def test_the_second_start_compiles_nothing(finished, tmp_path):
-    """Programs are kept in the user's cache directory, unless that is turned off."""
+    """Compiled programs are stored in the user's cache directory, unless JAXFORMER_COMPILE_CACHE is off."""
     arguments = ["generate", str(finished), "--prompt", "document", "--max-new-tokens", "5"]
     clean = {name: value for name, value in environment().items() if not name.startswith("JAX_")}
     clean |= {"JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": str(tmp_path / "cache"), "JAX_LOG_COMPILES": "1"}
@@ -196,7 +196,7 @@ def test_the_second_start_compiles_nothing(finished, tmp_path):
 
 
 @pytest.mark.parametrize("jax_first", [False, True], ids=["alone", "after jax"])
-def test_python_programs_keep_compiled_programs_too(tmp_path, jax_first):
+def test_importing_the_library_enables_the_compilation_cache(tmp_path, jax_first):
     script = "import jax; jax.jit(lambda x: x + 1)(1)\n" if jax_first else ""
     script += "import jaxformer as jf; jf.Transformer\nimport jax; jax.jit(lambda x: x * 2)(1)"
     clean = {name: value for name, value in environment().items() if not name.startswith("JAX_")}
@@ -216,8 +216,8 @@ def test_prepared_data_gives_the_same_run(config_file, finished, tmp_path):
 def test_the_workdir_of_another_config_is_refused(config_file, finished):
     message = jaxformer("train", config_file, f"workdir={finished}", "seed=1", "optim.learning_rate=0.5", fails=True)
     assert "belongs to a run with another config" in message
-    assert "seed: there 0, now 1" in message
-    assert "optim.learning_rate: there 0.01, now 0.5" in message
+    assert "seed: saved 0, now 1" in message
+    assert "optim.learning_rate: saved 0.01, now 0.5" in message
 
 
 def test_diverging_stops_and_keeps_the_last_good_checkpoint(config_file, tmp_path):
@@ -230,7 +230,7 @@ def test_diverging_stops_and_keeps_the_last_good_checkpoint(config_file, tmp_pat
     assert "optim.learning_rate" in message
     kept = max(int(name) for name in os.listdir(workdir / "checkpoints"))
     assert f"training stopped, the last good checkpoint is step {kept}" in message
-    assert kept == len(losses(workdir))  # every step before the one that diverged
+    assert kept == len(losses(workdir))  # a checkpoint of every step before the one that diverged
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_a_truncated_checkpoint_is_named(finished, tmp_path):
     assert "Traceback" not in message
 
 
-# ---------------------------------------------------------------- running it
+# ---------------------------------------------------------------- helpers
 @pytest.fixture(autouse=True)
 def wide_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
@@ -320,14 +320,14 @@ def wait_for(condition, process: subprocess.Popen, seconds: float = 120) -> None
 
 
 def keep_only(workdir: Path, step: int) -> None:
-    """Drop later checkpoints of the killed run, so that steps are run again, and its endless step count."""
+    """Delete all other checkpoints of the killed run, so that it resumes from this step."""
     for path in (workdir / "checkpoints").iterdir():
         if path.name != str(step):
             shutil.rmtree(path)
 
 
 def assert_same_state(one: Path, other: Path) -> None:
-    """Bit for bit, by the arrays of the last checkpoint."""
+    """The arrays of the last checkpoints are bit-identical."""
     import jax
     import numpy as np
     import orbax.checkpoint as ocp

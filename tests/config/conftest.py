@@ -1,4 +1,4 @@
-"""One small run of each trainable shape, frozen, so that all tests may share it."""
+"""A small run config for each model shape that can be trained; configs are immutable, so all tests share them."""
 
 import pytest
 

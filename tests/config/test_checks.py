@@ -1,4 +1,4 @@
-"""Checks across fields: each says which field, which value and what to do."""
+"""Checks that involve several fields: the error names the fields, their values and the fix."""
 
 import pytest
 
@@ -6,8 +6,8 @@ from jaxformer.config import AttentionConfig, BlockConfig, MemorySource, MlpConf
 from jaxformer.errors import UserError
 
 DECODER, ENCODER = "model.decoder.pattern.0", "model.encoder.pattern.0"
-SEEING = '{"attention": {"num_heads": 2, "head_dim": 4}, "mlp": {"kind": "mlp", "dim": 8}}'
-PLAIN = '{"num_heads": 4, "head_dim": 4}'
+BIDIRECTIONAL = '{"attention": {"num_heads": 2, "head_dim": 4}, "mlp": {"kind": "mlp", "dim": 8}}'
+BIDIRECTIONAL_ATTENTION = '{"num_heads": 4, "head_dim": 4}'
 UNBOUNDED = ("model.embedding.position.kind=sinusoidal", "model.embedding.position.max_length=none")
 WSD = ("optim.schedule.kind=wsd", "optim.schedule.warmup_steps=40", "optim.schedule.decay_steps=70")
 
@@ -25,7 +25,7 @@ DECODER_ONLY = {
         ["model: decoder block 0", "attention.causal=false", "set true"],
     ),
     "cross-attention without an encoder": (
-        [f"{DECODER}.cross_attention={PLAIN}"],
+        [f"{DECODER}.cross_attention={BIDIRECTIONAL_ATTENTION}"],
         ["model: decoder block 0", "cross_attention is set", "encoder is none", "both", "neither"],
     ),
     "an odd number of rotated channels": (
@@ -33,19 +33,19 @@ DECODER_ONLY = {
         ["model.decoder.pattern.0.attention", "head_dim=4", "position.fraction=0.75", "rotates 3 channels", "even"],
     ),
     "a first layer that sees the future": (
-        [f"model.decoder.first=[{SEEING}]"],
+        [f"model.decoder.first=[{BIDIRECTIONAL}]"],
         ["model: decoder block 0", "attention.causal=false", "set true"],
     ),
     "no norm before attention of a post-norm block": (
         [f"{DECODER}.attention_norm=false", f"{DECODER}.placement=post"],
         ["model.decoder.pattern.0", "attention_norm=false", "placement=pre", "not post"],
     ),
-    "more experts a token than there are": (
+    "top_k larger than num_experts": (
         [f'{DECODER}.mlp={{"kind": "moe", "num_experts": 2, "top_k": 3, "dim": 8}}'],
         ["model.decoder.pattern.0.mlp", "top_k=3", "num_experts=2", "lower top_k"],
     ),
     "a relative bias for different numbers of heads": (
-        ["model.decoder.relative_bias={}", f"model.decoder.first=[{SEEING}]"],
+        ["model.decoder.relative_bias={}", f"model.decoder.first=[{BIDIRECTIONAL}]"],
         ["model.decoder", "relative_bias", "same num_heads"],
     ),
     "a pooler on a decoder": (
@@ -56,11 +56,14 @@ DECODER_ONLY = {
         ["model.special.eos=[2, 300]"],
         ["special.eos=300", "vocabulary of 300"],
     ),
-    "pattern longer than the stack": (
+    "no layers": (
         ["model.decoder.num_layers=0"],
         ["model.decoder.num_layers = 0", "greater than 0"],
     ),
-    "no stack at all": (["model.decoder=none"], ["encoder and decoder are both none", "at least one stack"]),
+    "neither encoder nor decoder": (
+        ["model.decoder=none"],
+        ["encoder and decoder are both none", "at least one stack"],
+    ),
     "a decoder without logits": (["model.head=none"], ["head=none", "set a head"]),
     "sinusoids of odd width": (
         ["model.embedding.position.kind=sinusoidal", "model.embed_dim=15"],
@@ -68,11 +71,11 @@ DECODER_ONLY = {
     ),
     "rows longer than learned positions": (
         ["data.length=33"],
-        ["data.length=33", "the 32 of model.embedding.position.max_length", "shorten", "raise"],
+        ["data.length=33", "model.embedding.position.max_length=32", "shorten", "raise"],
     ),
     "rows longer than the context": (
         ["model.context_length=12"],
-        ["data.length=16", "the 12 of model.context_length", "shorten", "raise"],
+        ["data.length=16", "model.context_length=12", "shorten", "raise"],
     ),
     "accumulation does not divide": (
         ["train.accumulate=3"],
@@ -94,8 +97,8 @@ DECODER_ONLY = {
         [*WSD, "train.steps=100"],
         ["optim.schedule", "warmup_steps=40", "decay_steps=70", "train.steps=100", "shorten"],
     ),
-    "bytes do not fit the vocabulary": (["model.vocab_size=258"], ["model.vocab_size=258", "259"]),
-    "exact match of continuations": (
+    "vocabulary smaller than the byte tokenizer's": (["model.vocab_size=258"], ["model.vocab_size=258", "259"]),
+    "exact match of a decoder-only model": (
         ['evaluate.metrics=[{"kind":"exact_match"}]', "checkpoint.keep_best=0"],
         ["evaluate.metrics.0.kind=exact_match", "encoder-decoder", "decoder-only", "remove that metric"],
     ),
@@ -103,7 +106,7 @@ DECODER_ONLY = {
         ["optim.algorithm.kind=sgd", "optim.algorithm.nesterov=true"],
         ["optim", "algorithm.nesterov=true", "algorithm.momentum=0", "0.9"],
     ),
-    "two open mesh axes": (["mesh.fsdp=-1"], ["mesh", "data, fsdp", "-1", "only one"]),
+    "two mesh axes of -1": (["mesh.fsdp=-1"], ["mesh", "data, fsdp", "-1", "only one"]),
     "a mesh axis of size zero": (["mesh.tensor=0"], ["mesh", "tensor=0", "size 1"]),
     "a negative mesh axis": (["mesh.tensor=-2"], ["mesh.tensor = -2", "-1"]),
     "context parallelism": (["mesh.context=2"], ["mesh", "context=2", "not yet", "set 1"]),
@@ -113,16 +116,16 @@ DECODER_ONLY = {
 }
 
 ENCODER_DECODER = {
-    "an encoder nobody attends to": (
+    "an encoder without cross-attention": (
         [f"{DECODER}.cross_attention=none"],
         ["model: decoder block 0", "cross_attention is none", "encoder is set", "both", "neither"],
     ),
-    "no encoder to attend to": (
+    "cross-attention without an encoder": (
         ["model.encoder=none"],
         ["model: decoder block 0", "cross_attention is set", "encoder is none", "both", "neither"],
     ),
     "cross-attention in the encoder": (
-        [f"{ENCODER}.cross_attention={PLAIN}"],
+        [f"{ENCODER}.cross_attention={BIDIRECTIONAL_ATTENTION}"],
         ["model: encoder has cross_attention", "only a decoder"],
     ),
     "causal cross-attention": (
@@ -143,29 +146,29 @@ ENCODER_DECODER = {
     ),
     "source rows longer than learned positions": (
         ['model.embedding.position={"kind": "learned", "max_length": 16}', "data.objective.input_length=17"],
-        ["data.objective.input_length=17", "the 16 of model.embedding.position.max_length", "shorten", "raise"],
+        ["data.objective.input_length=17", "model.embedding.position.max_length=16", "shorten", "raise"],
     ),
 }
 
 
 @pytest.mark.parametrize("case", DECODER_ONLY)
 def test_decoder_only(run, case):
-    _says(run, *DECODER_ONLY[case])
+    _check_error(run, *DECODER_ONLY[case])
 
 
 @pytest.mark.parametrize("case", ENCODER_DECODER)
 def test_encoder_decoder(pair_run, case):
-    _says(pair_run, *ENCODER_DECODER[case])
+    _check_error(pair_run, *ENCODER_DECODER[case])
 
 
 def test_a_pattern_longer_than_its_stack(run):
     block = run.model.decoder.pattern[0].model_dump_json()
-    _says(
+    _check_error(
         run,
         [f"model.decoder.pattern=[{block}, {block}, {block}]"],
         ["model.decoder", "0 + 3 blocks", "num_layers=2", "raise num_layers or shorten the pattern"],
     )
-    _says(
+    _check_error(
         run,
         [f"model.decoder.first=[{block}, {block}]"],
         ["model.decoder", "2 + 1 blocks", "num_layers=2", "raise num_layers or shorten the pattern"],
@@ -180,7 +183,7 @@ def test_a_pattern_longer_than_its_stack(run):
         ["data.length=32"],
         ["train.accumulate=8"],
         [*WSD, "train.steps=110"],
-        # Its warm-up may outlast a short run.
+        # The warm-up of inverse_sqrt may be longer than the run.
         ["optim.schedule.kind=inverse_sqrt", "optim.schedule.warmup_steps=400", "train.steps=10"],
         ["mesh.data=2", "mesh.fsdp=-1"],
         ["model.vocab_size=259"],
@@ -191,11 +194,11 @@ def test_a_pattern_longer_than_its_stack(run):
         ["model.special.eos=[2, 299]"],
     ],
 )
-def test_the_edge_of_what_is_allowed(run, overrides):
+def test_boundary_values_are_accepted(run, overrides):
     assert isinstance(apply_overrides(run, overrides), RunConfig)
 
 
-def test_an_encoder_may_have_windows(pair_run):
+def test_encoder_attention_may_have_a_window(pair_run):
     changed = apply_overrides(pair_run, [f"{ENCODER}.attention.window=4"])
     assert changed.model.encoder.pattern[0].attention.window == 4
 
@@ -205,7 +208,7 @@ def test_an_empty_source_is_refused():
         MemorySource()
 
 
-def test_checks_hold_in_python_too():
+def test_checks_apply_to_configs_built_in_python():
     with pytest.raises(ValueError, match="num_heads=4 is not a multiple of num_kv_heads=3"):
         AttentionConfig(num_heads=4, num_kv_heads=3, head_dim=4)
     attention = AttentionConfig(num_heads=4, head_dim=4, causal=True)
@@ -214,7 +217,7 @@ def test_checks_hold_in_python_too():
 
 
 def test_places_of_a_pattern(run):
-    """Five layers of a pattern of two: the remainder takes its head."""
+    """Five layers of a pattern of two: the last repeat is incomplete."""
     stack = apply_overrides(run, ["model.decoder.num_layers=5", f"model.decoder.pattern={_blocks(run, 8, 12)}"])
     stack = stack.model.decoder
     assert stack.sizes == {"blocks_0": 3, "blocks_1": 2}
@@ -222,8 +225,8 @@ def test_places_of_a_pattern(run):
     assert [stack.block(layer).mlp.dim for layer in range(5)] == [8, 12, 8, 12, 8]
 
 
-def test_places_behind_first_layers(run):
-    """Layers that stand once, then the pattern from its start."""
+def test_places_with_first_layers(run):
+    """Two first layers, then the pattern from its start."""
     changes = [f"model.decoder.first={_blocks(run, 4, 5)}", f"model.decoder.pattern={_blocks(run, 8, 12)}"]
     stack = apply_overrides(run, ["model.decoder.num_layers=5", *changes]).model.decoder
     assert stack.sizes == {"first_0": 1, "first_1": 1, "blocks_0": 2, "blocks_1": 1}
@@ -232,7 +235,7 @@ def test_places_behind_first_layers(run):
     assert [block.mlp.dim for block in stack.blocks] == [4, 5, 8, 12]
 
 
-def test_the_shortest_of_two_limits_holds(run):
+def test_max_length_is_the_smaller_limit(run):
     shorter, longer = (apply_overrides(run, [f"model.context_length={n}"]).model for n in (20, 40))
     assert (run.model.max_length, shorter.max_length, longer.max_length) == (32, 20, 32)
     unbounded = apply_overrides(run, UNBOUNDED).model
@@ -240,13 +243,13 @@ def test_the_shortest_of_two_limits_holds(run):
 
 
 def _blocks(run: RunConfig, *mlp_dims: int) -> str:
-    """Blocks of these widths, as an override spells them."""
+    """Blocks with these MLP widths, as the JSON value of an override."""
     block = run.model.decoder.pattern[0]
     different = (block.model_copy(update={"mlp": block.mlp.model_copy(update={"dim": dim})}) for dim in mlp_dims)
     return f"[{', '.join(block.model_dump_json() for block in different)}]"
 
 
-def _says(config: RunConfig, overrides: list[str], words: list[str]) -> None:
+def _check_error(config: RunConfig, overrides: list[str], words: list[str]) -> None:
     with pytest.raises(UserError) as caught:
         apply_overrides(config, overrides)
     for word in words:

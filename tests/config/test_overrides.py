@@ -1,4 +1,4 @@
-"""`key=value` overrides: what they reach, how values are read, and what a mistake says."""
+"""`key=value` overrides: which fields they can set, how values are parsed, and the error messages."""
 
 import json
 
@@ -25,15 +25,15 @@ from jaxformer.errors import UserError
 BLOCK = "model.decoder.pattern.0"
 
 
-# ---------------------------------------------------------------- what they reach
-def test_nothing_to_override_gives_the_same_config(run):
+# ---------------------------------------------------------------- fields
+def test_no_overrides_give_an_equal_config(run):
     assert apply_overrides(run, []) == run
 
 
 def test_nested_fields(run):
     changed = apply_overrides(run, ["train.steps=200", "model.decoder.num_layers=5"])
     assert (changed.train.steps, changed.model.decoder.num_layers) == (200, 5)
-    assert run.train.steps == 1000, "the original is not touched"
+    assert run.train.steps == 1000, "the original is unchanged"
 
 
 def test_only_the_named_field_changes(run):
@@ -54,29 +54,29 @@ def test_later_overrides_win(run):
     assert apply_overrides(run, ["seed=1", "seed=2"]).seed == 2
 
 
-def test_any_config_node_takes_overrides(run):
+def test_overrides_apply_to_any_config_class(run):
     assert apply_overrides(run.model, ["decoder.num_layers=3"]).decoder.num_layers == 3
 
 
 def test_overrides_that_are_valid_only_together(run):
-    """Half of them alone would break a check across fields."""
+    """Either override alone would fail a check that involves both fields."""
     changed = apply_overrides(run, ["data.length=64", "model.embedding.position.max_length=64"])
     assert changed.model.max_length == changed.data.length == 64
 
 
 # ---------------------------------------------------------------- optional fields and unions
 @pytest.mark.parametrize("word", ["none", "None", "null"])
-def test_none_empties_an_optional_field(run, word):
+def test_none_unsets_an_optional_field(run, word):
     assert apply_overrides(run, [f"optim.clip_norm={word}"]).optim.clip_norm is None
     assert apply_overrides(run, [f"model.decoder.final_norm={word}"]).model.decoder.final_norm is None
 
 
-def test_a_field_below_an_empty_node_creates_it(run):
+def test_a_field_of_an_unset_node_creates_the_node(run):
     changed = apply_overrides(run, [f"{BLOCK}.attention.qk_norm.eps=0.25"])
     assert changed.model.decoder.pattern[0].attention.qk_norm == NormConfig(eps=0.25)
 
 
-def test_an_empty_node_of_several_kinds_is_told_its_kind_first(run):
+def test_an_unset_union_needs_its_kind_first(run):
     kind, theta = f"{BLOCK}.attention.position.kind=rope", f"{BLOCK}.attention.position.theta=500000"
     changed = apply_overrides(run, [kind, theta])
     assert changed.model.decoder.pattern[0].attention.position == Rope(theta=500_000.0)
@@ -84,14 +84,14 @@ def test_an_empty_node_of_several_kinds_is_told_its_kind_first(run):
         apply_overrides(run, [theta])
 
 
-def test_kind_of_a_plain_field_keeps_its_siblings(run):
-    """The kinds of a norm are values of one node, not nodes of their own."""
+def test_kind_outside_a_union_is_an_ordinary_field(run):
+    """Both kinds of norm have the same config class, so the other fields are kept."""
     changed = apply_overrides(run, ["model.decoder.final_norm.eps=0.25", "model.decoder.final_norm.kind=rms"])
     assert changed.model.decoder.final_norm.kind == "rms"
     assert changed.model.decoder.final_norm.eps == 0.25
 
 
-def test_kind_replaces_the_node_and_keeps_shared_fields(run):
+def test_kind_switches_the_class_and_keeps_shared_fields(run):
     source = run.data.train
     assert isinstance(source, MemorySource)
     changed = apply_overrides(run, ["data.train.kind=jsonl", 'data.train.paths=["a.jsonl"]'])
@@ -100,17 +100,17 @@ def test_kind_replaces_the_node_and_keeps_shared_fields(run):
     assert kept.optim.algorithm.b1 == 0.5
 
 
-def test_fields_of_the_new_kind_follow_it(run):
+def test_fields_of_the_new_kind_can_be_set(run):
     changed = apply_overrides(run, ["optim.algorithm.kind=sgd", "optim.algorithm.momentum=0.9"])
     assert changed.optim.algorithm == Sgd(momentum=0.9)
 
 
-def test_naming_the_present_kind_changes_nothing(run):
+def test_setting_the_current_kind_changes_nothing(run):
     changed = apply_overrides(run, ["optim.algorithm.b1=0.5", "optim.algorithm.kind=adamw"])
     assert changed.optim.algorithm == AdamW(b1=0.5)
 
 
-def test_kind_fills_an_empty_union(run):
+def test_kind_sets_an_unset_union(run):
     changed = apply_overrides(run, ["data.heldout.kind=stdlib", "data.heldout.split=heldout"])
     assert changed.data.heldout == StdlibSource(split="heldout")
 
@@ -133,7 +133,7 @@ def test_a_union_of_number_and_word(run):
     ("text", "value"),
     [("runs/x", "runs/x"), ("123", "123"), ("none", "none"), ("true", "true"), ('"a b"', "a b"), ("a=b", "a=b")],
 )
-def test_text_of_a_text_field(run, text, value):
+def test_values_of_a_string_field(run, text, value):
     assert apply_overrides(run, [f"workdir={text}"]).workdir == value
 
 
@@ -145,31 +145,31 @@ def test_booleans(run):
     assert apply_overrides(run, ["data.pack=false"]).data.pack is False
 
 
-def test_a_list_fills_a_tuple(run):
+def test_a_json_list_sets_a_tuple(run):
     assert apply_overrides(run, ['evaluate.prompts=["a", "b"]']).evaluate.prompts == ("a", "b")
 
 
 @given(text=st.text())
-def test_any_text_arrives_unchanged(run, text):
-    """As it stands, unless it is itself a JSON string; quoted as JSON, always."""
+def test_any_string_is_parsed_unchanged(run, text):
+    """A string in JSON quotes always is; a plain one is unless it looks like a JSON string."""
     assert apply_overrides(run, [f"workdir={json.dumps(text)}"]).workdir == text
     assume(not text.strip().startswith('"'))
     assert apply_overrides(run, [f"workdir={text}"]).workdir == text
 
 
 @given(number=st.integers(min_value=0, max_value=2**63))
-def test_any_whole_number_arrives_unchanged(run, number):
+def test_any_integer_is_parsed_unchanged(run, number):
     assert apply_overrides(run, [f"seed={number}"]).seed == number
 
 
 @given(number=st.floats(min_value=0.0, exclude_min=True, allow_infinity=False))
-def test_any_number_arrives_unchanged(run, number):
+def test_any_float_is_parsed_unchanged(run, number):
     assert apply_overrides(run, [f"optim.learning_rate={number!r}"]).optim.learning_rate == number
 
 
-# ---------------------------------------------------------------- mistakes
+# ---------------------------------------------------------------- errors
 @pytest.mark.parametrize("override", ["train.steps", "=5", "", "--steps"])
-def test_not_key_value(run, override):
+def test_an_override_without_key_or_value(run, override):
     with pytest.raises(UserError, match=r"expected key=value, such as train\.steps=200") as caught:
         apply_overrides(run, [override])
     assert f"'{override}'" in str(caught.value)
@@ -186,7 +186,7 @@ def test_not_key_value(run, override):
         ("data.train.data=1", "data.train."),
     ],
 )
-def test_an_unknown_key_names_the_nearest(run, override, nearest):
+def test_an_unknown_key_suggests_the_nearest(run, override, nearest):
     with pytest.raises(UserError, match="no field") as caught:
         apply_overrides(run, [override])
     message = str(caught.value)
@@ -194,7 +194,7 @@ def test_an_unknown_key_names_the_nearest(run, override, nearest):
     assert nearest in message.partition(";")[2], message
 
 
-def test_an_unknown_key_far_from_all_lists_them(run):
+def test_an_unknown_key_without_a_near_match_lists_all(run):
     with pytest.raises(UserError, match="there are: ") as caught:
         apply_overrides(run, ["mesh.qqqq=1"])
     assert all(f"mesh.{axis}" in str(caught.value) for axis in ("data", "fsdp", "tensor"))
@@ -219,32 +219,32 @@ def test_an_unknown_key_far_from_all_lists_them(run):
         (f"{BLOCK}.dropout=1.0", ["dropout", "1.0", "less than 1"]),
         ("model.decoder.pattern.1.mlp.dim=4", ["pattern.1", "index below 1"]),
         ("model.decoder.pattern.first.mlp.dim=4", ["'first'", "index below 1"]),
-        ("train.steps.more=4", ["'steps' is 1000 and has no fields of its own"]),
-        ("checkpoint.every.x=4", ["'every' is 500 and has no fields of its own"]),
-        ("evaluate.every.x=4", ["'every' has no fields of its own"]),
-        ("data.train.documents.0.x=4", ["item 0 is 'abc' and has no fields of its own"]),
+        ("train.steps.more=4", ["'steps' is 1000, which has no fields"]),
+        ("checkpoint.every.x=4", ["'every' is 500, which has no fields"]),
+        ("evaluate.every.x=4", ["'every' has no fields"]),
+        ("data.train.documents.0.x=4", ["item 0 is 'abc', which has no fields"]),
         ("model.embedding.position.size=4", ["no field 'size'"]),
     ],
 )
-def test_a_bad_value_names_field_value_and_what_is_allowed(run, override, words):
+def test_an_invalid_value_names_the_field_and_what_is_allowed(run, override, words):
     with pytest.raises(UserError) as caught:
         apply_overrides(run, [override])
     for word in words:
         assert word in str(caught.value)
 
 
-def test_all_mistakes_are_told_at_once(run):
+def test_all_errors_are_reported_together(run):
     with pytest.raises(UserError) as caught:
         apply_overrides(run, ["train.steps=0", "seed=-1"])
     lines = str(caught.value).splitlines()
     assert [line.split()[0] for line in lines] == ["seed", "train.steps"]
 
 
-def test_errors_of_a_user_are_value_errors():
+def test_user_errors_are_value_errors():
     assert issubclass(UserError, ValueError)
 
 
 @pytest.mark.parametrize("cls", [RunConfig, ModelConfig, AttentionConfig])
-def test_unknown_fields_are_refused_in_python_too(cls):
+def test_unknown_fields_are_rejected_in_python(cls):
     with pytest.raises(ValueError, match="nonsense"):
         cls(nonsense=1)

@@ -1,4 +1,4 @@
-"""Run files and `config.json`: what goes out comes back, nothing is executed on the way, mistakes are explained."""
+"""Python config files and `config.json`: round trips, no code execution, error messages."""
 
 import json
 import pickle
@@ -41,21 +41,21 @@ def config():
 GOOD = {"heads": 1, "length": 8, "result": "RunConfig(model=model, data=data)"}
 
 
-# ---------------------------------------------------------------- run files
-def test_a_run_file_and_its_default_workdir(tmp_path):
-    config = load_run_file(_written(tmp_path / "small_run.py", **GOOD))
+# ---------------------------------------------------------------- Python config files
+def test_default_workdir_is_named_after_the_file(tmp_path):
+    config = load_run_file(_write_run_file(tmp_path / "small_run.py", **GOOD))
     assert config.data.length == 8
     assert config.workdir == "runs/small_run"
 
 
 def test_overrides_apply_and_may_set_the_workdir(tmp_path):
-    config = load_run_file(_written(tmp_path / "small_run.py", **GOOD), ["data.length=4", "workdir=elsewhere"])
+    config = load_run_file(_write_run_file(tmp_path / "small_run.py", **GOOD), ["data.length=4", "workdir=elsewhere"])
     assert (config.data.length, config.workdir) == (4, "elsewhere")
 
 
-def test_a_workdir_of_the_file_is_kept(tmp_path):
+def test_a_workdir_set_in_the_file_is_kept(tmp_path):
     result = "RunConfig(model=model, data=data, workdir='mine')"
-    assert load_run_file(_written(tmp_path / "small_run.py", **GOOD | {"result": result})).workdir == "mine"
+    assert load_run_file(_write_run_file(tmp_path / "small_run.py", **GOOD | {"result": result})).workdir == "mine"
 
 
 def test_a_missing_file(tmp_path):
@@ -75,37 +75,37 @@ def test_a_file_without_config(tmp_path):
         load_run_file(path)
 
 
-def test_a_file_that_returns_something_else(tmp_path):
-    path = _written(tmp_path / "small_run.py", **GOOD | {"result": "model"})
+def test_a_file_that_does_not_return_a_run_config(tmp_path):
+    path = _write_run_file(tmp_path / "small_run.py", **GOOD | {"result": "model"})
     with pytest.raises(UserError, match=r"small_run\.py'.* returned ModelConfig, expected RunConfig"):
         load_run_file(path)
 
 
-def test_a_mistake_inside_config_names_file_field_and_value(tmp_path):
-    path = _written(tmp_path / "small_run.py", **GOOD | {"length": -5})
+def test_an_invalid_value_names_the_file_the_field_and_the_value(tmp_path):
+    path = _write_run_file(tmp_path / "small_run.py", **GOOD | {"length": -5})
     with pytest.raises(UserError, match=r"small_run\.py: length = -5: .*greater than 0"):
         load_run_file(path)
 
 
-def test_a_check_across_fields_inside_config(tmp_path):
-    path = _written(tmp_path / "small_run.py", **GOOD | {"length": 9})
-    with pytest.raises(UserError, match=r"small_run\.py: data\.length=9 is longer than the 8 of .*max_length"):
+def test_a_failed_check_of_several_fields_names_the_file(tmp_path):
+    path = _write_run_file(tmp_path / "small_run.py", **GOOD | {"length": 9})
+    with pytest.raises(UserError, match=r"small_run\.py: data\.length=9 is longer than .*max_length=8"):
         load_run_file(path)
 
 
-def test_a_defect_of_the_file_itself_keeps_its_traceback(tmp_path):
+def test_an_exception_in_the_file_keeps_its_traceback(tmp_path):
     path = tmp_path / "broken.py"
     path.write_text("def config():\n    return 1 / 0\n")
     with pytest.raises(ZeroDivisionError):
         load_run_file(path)
 
 
-def test_a_run_file_derives_from_its_neighbour(tmp_path):
-    """And the neighbour of another directory, with the same name, is not mistaken for it."""
+def test_a_config_file_imports_another_of_its_directory(tmp_path):
+    """A file of the same name in another directory is not mistaken for it."""
     for name, length in (("a", 8), ("b", 4)):
         directory = tmp_path / name
         directory.mkdir()
-        _written(directory / "neighbour.py", **GOOD | {"length": length})
+        _write_run_file(directory / "neighbour.py", **GOOD | {"length": length})
         (directory / "derived.py").write_text(
             "from neighbour import config as base\n\ndef config():\n    return base().replace(seed=7)\n"
         )
@@ -125,12 +125,12 @@ def test_a_config_of_a_newer_version_is_refused(tmp_path, run):
     tree = json.loads((tmp_path / "config.json").read_text())
     assert tree["version"] == 1
     (tmp_path / "config.json").write_text(json.dumps(tree | {"version": 2}))
-    with pytest.raises(UserError, match=r"config\.json: version = 2, .* up to 1: install a newer one"):
+    with pytest.raises(UserError, match=r"config\.json: version = 2, .* up to 1: install a newer jaxformer"):
         RunDir(tmp_path).read_config()
 
 
 def test_evaluate_exact_match_of_earlier_versions(tmp_path):
-    """In config.json, and as a field of EvaluateConfig in Python configs."""
+    """Python configs may still use the earlier field."""
     metrics = EvaluateConfig(exact_match=5).metrics
     assert [(m.kind, m.every) for m in metrics] == [("perplexity", None), ("exact_match", "end")]
     assert metrics[1].num_examples == 5
@@ -139,10 +139,10 @@ def test_evaluate_exact_match_of_earlier_versions(tmp_path):
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_every_preset_survives_json(tmp_path, name):
-    _round_trip(_run_of(preset(name)), tmp_path)
+    _round_trip(_run_config(preset(name)), tmp_path)
 
 
-def test_runs_from_before_recurrent_decoders_still_load(tmp_path, run):
+def test_configs_without_a_decoder_kind_are_transformers(tmp_path, run):
     RunDir(tmp_path).write_config(run)
     tree = json.loads((tmp_path / "config.json").read_text())
     del tree["model"]["decoder"]["kind"]
@@ -150,7 +150,7 @@ def test_runs_from_before_recurrent_decoders_still_load(tmp_path, run):
     assert RunDir(tmp_path).read_config() == run
 
 
-def test_no_file_in_between_is_left(tmp_path, run):
+def test_writing_leaves_no_temporary_file(tmp_path, run):
     RunDir(tmp_path).write_config(run)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
@@ -183,7 +183,7 @@ def test_a_saved_config_is_validated(tmp_path, run):
         RunDir(tmp_path).read_config()
 
 
-def test_a_field_from_another_version_is_refused(tmp_path, run):
+def test_an_unknown_field_is_rejected(tmp_path, run):
     (tmp_path / "config.json").write_text(json.dumps(run.model_dump(mode="json") | {"novelty": 1}))
     with pytest.raises(UserError, match=r"config\.json: novelty = 1: "):
         RunDir(tmp_path).read_config()
@@ -194,14 +194,14 @@ def test_loading_json_executes_nothing(tmp_path, run):
     RunDir(tmp_path).write_config(apply_overrides(run, [f"workdir={text}"]))
     for name in ("config.py", "__init__.py", "conftest.py"):
         (tmp_path / name).write_text("raise AssertionError('executed')\n")
-    RunDir(tmp_path).read_config()  # what the library imports on first use is not what this test is about
+    RunDir(tmp_path).read_config()  # imports that happen on first use are not part of this test
     AUDIT.append([])
     config = RunDir(tmp_path).read_config()
     assert config.workdir == text
     assert AUDIT.pop() == []
 
 
-# ---------------------------------------------------------------- frozen values
+# ---------------------------------------------------------------- immutability
 def test_configs_are_frozen(run):
     with pytest.raises(ValidationError, match="frozen"):
         run.seed = 1
@@ -210,7 +210,7 @@ def test_configs_are_frozen(run):
 
 
 def test_configs_are_hashable_by_value(run, pair_run):
-    """A model is a static argument of jitted functions."""
+    """Needed because model configs are static arguments of jitted functions."""
     copy = RunConfig.model_validate_json(run.model_dump_json())
     assert copy is not run
     assert hash(copy) == hash(run)
@@ -255,10 +255,10 @@ def _audit(event: str, args: tuple) -> None:
         AUDIT[-1].append(f"{event} {args}")
 
 
-sys.addaudithook(_audit)  # for the life of the process, and silent unless a test listens
+sys.addaudithook(_audit)  # cannot be removed, so it only records while a test has added a list to AUDIT
 
 
-def _run_of(model) -> RunConfig:
+def _run_config(model) -> RunConfig:
     if model.shape == "encoder-only":
         return RunConfig(model=model)
     data = {"train": MemorySource(documents=("a",)), "length": 8}
@@ -272,6 +272,6 @@ def _round_trip(config: RunConfig, directory) -> None:
     assert RunDir(directory).read_config() == config
 
 
-def _written(path, **fields):
+def _write_run_file(path, **fields):
     path.write_text(RUN_FILE.format(**fields))
     return path

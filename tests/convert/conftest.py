@@ -1,4 +1,4 @@
-"""Tiny models of every format, written by transformers once a session."""
+"""Tiny models of every format, written by transformers once per session."""
 
 import json
 import shutil
@@ -16,8 +16,8 @@ from jaxformer.run import Run, load
 
 
 @pytest.fixture(scope="session")
-def saved(tmp_path_factory) -> Callable[[str], Path]:
-    """The directory of a sample; not to be changed."""
+def sample_dir(tmp_path_factory) -> Callable[[str], Path]:
+    """Returns the directory of a sample, which tests must not modify."""
     root = tmp_path_factory.mktemp("samples")
 
     @cache
@@ -29,19 +29,19 @@ def saved(tmp_path_factory) -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="session")
-def loaded(saved) -> Callable[[str], Run]:
-    return cache(lambda name: load(saved(name)))
+def sample_run(sample_dir) -> Callable[[str], Run]:
+    return cache(lambda name: load(sample_dir(name)))
 
 
 class Directory:
-    """A Hugging Face directory to be spoilt."""
+    """A Hugging Face directory that a test may modify."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.weights = path / "model.safetensors"
 
     def set(self, **fields: Any) -> None:
-        """Change config.json; `...` takes a field out."""
+        """Change fields of config.json; the value `...` removes a field."""
         values = json.loads((self.path / "config.json").read_text()) | fields
         kept = {name: value for name, value in values.items() if value is not ...}
         (self.path / "config.json").write_text(json.dumps(kept))
@@ -56,24 +56,24 @@ class Directory:
         """Split the weights over several files with an index; returns the index."""
         tensors = self.tensors()
         names = sorted(tensors)
-        listed = {}
+        weight_map = {}
         for i in range(num_files):
             file = f"model-{i + 1:05d}-of-{num_files:05d}.safetensors"
             save_file({name: tensors[name] for name in names[i::num_files]}, self.path / file)
-            listed |= {name: file for name in names[i::num_files]}
+            weight_map |= {name: file for name in names[i::num_files]}
         self.weights.unlink()
-        self.index(listed)
-        return listed
+        self.index(weight_map)
+        return weight_map
 
-    def index(self, listed: dict[str, str]) -> None:
-        (self.path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": listed}))
+    def index(self, weight_map: dict[str, str]) -> None:
+        (self.path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
 
 
 @pytest.fixture
-def copied(saved, tmp_path) -> Callable[[str], Directory]:
-    """A sample of one's own."""
+def copy_sample(sample_dir, tmp_path) -> Callable[[str], Directory]:
+    """Returns a copy of a sample, which a test may modify."""
 
     def copy(name: str) -> Directory:
-        return Directory(Path(shutil.copytree(saved(name), tmp_path / "source" / name.replace(" ", "-"))))
+        return Directory(Path(shutil.copytree(sample_dir(name), tmp_path / "source" / name.replace(" ", "-"))))
 
     return copy

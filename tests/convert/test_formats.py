@@ -1,4 +1,4 @@
-"""What every format promises, for all formats, samples and presets in the registries."""
+"""Contract tests of the formats: they run for all registered formats, samples and presets."""
 
 import json
 import re
@@ -21,8 +21,8 @@ from jaxformer.layers import abstract_params
 from jaxformer.models import FAMILIES, PRESETS, preset
 
 F32 = np.dtype("float32")
-# Families without a format: transformers has no such model.
-NONE = {"vaswani", "rnn"}
+# Families without a format, because transformers has no such model.
+NO_FORMAT = {"vaswani", "rnn"}
 
 
 def test_every_format_has_a_sample():
@@ -31,20 +31,20 @@ def test_every_format_has_a_sample():
 
 def test_every_family_has_a_format_or_is_known_to_have_none():
     presets = {sample.preset for sample in SAMPLES.values()}
-    assert {name for name, family in FAMILIES.items() if presets & _names(family)} == set(FAMILIES) - NONE
+    assert {name for name, family in FAMILIES.items() if presets & _names(family)} == set(FAMILIES) - NO_FORMAT
 
 
 def _names(family) -> set[str]:
     return {name for row in family.ZOO_ROWS for name in row.presets}
 
 
-def _bound(format, model, architecture):
+def _bind(format, model, architecture):
     shapes = flat_shapes(abstract_params(model)[0])
     return bindings(format.table(model), model, shapes, format.base_of(architecture)), shapes
 
 
 def _check_covered(bound, shapes) -> None:
-    """Every number of every parameter has one place in one tensor."""
+    """Check that every element of every parameter is stored in exactly one tensor."""
     parts = [part for binding in bound for part in binding.parts]
     assert {part.path for part in parts} == set(shapes)
     counts = {path: np.zeros(shapes[path][: len(index)], int) for path, index in parts}
@@ -57,53 +57,56 @@ def _check_covered(bound, shapes) -> None:
 
 # ---------------------------------------------------------------- samples
 @pytest.mark.parametrize("name", SAMPLES)
-def test_the_table_covers_both_sides_once(name, saved):
-    files = HuggingFaceDirectory(saved(name))
-    bound, shapes = _bound(files.format, files.model, SAMPLES[name].architecture)
+def test_table_covers_every_parameter_and_tensor_once(name, sample_dir):
+    files = HuggingFaceDirectory(sample_dir(name))
+    bound, shapes = _bind(files.format, files.model, SAMPLES[name].architecture)
     _check_covered(bound, shapes)
-    stored = load_file(saved(name) / "model.safetensors")
+    stored = load_file(sample_dir(name) / "model.safetensors")
     assert {binding.name: binding.shape for binding in bound} == {key: t.shape for key, t in stored.items()}
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_import_then_export_gives_the_bytes_back(name, saved, loaded, tmp_path):
+def test_import_then_export_is_byte_identical(name, sample_dir, sample_run, tmp_path):
     format = export_model(
-        tmp_path, loaded(name).config.model, loaded(name).params, F32, model_type=SAMPLES[name].model_type
+        tmp_path, sample_run(name).config.model, sample_run(name).params, F32, model_type=SAMPLES[name].model_type
     )
     assert format is FORMATS[SAMPLES[name].model_type]
-    assert (tmp_path / "model.safetensors").read_bytes() == (saved(name) / "model.safetensors").read_bytes()
+    assert (tmp_path / "model.safetensors").read_bytes() == (sample_dir(name) / "model.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_transformers_loads_what_we_write(name, saved, loaded, tmp_path):
-    export_model(tmp_path, loaded(name).config.model, loaded(name).params, F32, model_type=SAMPLES[name].model_type)
+def test_transformers_loads_exported_models(name, sample_dir, sample_run, tmp_path):
+    export_model(
+        tmp_path, sample_run(name).config.model, sample_run(name).params, F32, model_type=SAMPLES[name].model_type
+    )
     kind = getattr(transformers, SAMPLES[name].architecture)
     theirs, report = kind.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report.values()), report
-    wanted = kind.from_pretrained(saved(name)).state_dict()
+    wanted = kind.from_pretrained(sample_dir(name)).state_dict()
     again = theirs.state_dict()
     assert again.keys() == wanted.keys()
     for key in wanted:
         np.testing.assert_array_equal(again[key].numpy(), wanted[key].numpy(), err_msg=key)
 
 
-# Spelt in another way, and of no meaning: sizes written out where absence means them, and those of layers not there.
-RESPELT = {"n_inner", "head_dim", "max_window_layers", "intermediate_size", "activation_function"}
+# Fields that may differ without changing the model: explicit defaults, synonyms, and sizes of layers that do not exist.
+EQUIVALENT_FIELDS = {"n_inner", "head_dim", "max_window_layers", "intermediate_size", "activation_function"}
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_transformers_reads_our_config_as_its_own(name, saved, loaded):
-    _, fields = find_format(loaded(name).config.model, SAMPLES[name].model_type)
+def test_exported_config_equals_the_original(name, sample_dir, sample_run):
+    _, fields = find_format(sample_run(name).config.model, SAMPLES[name].model_type)
     kind = getattr(transformers, SAMPLES[name].config)
-    again, wanted = (kind.from_dict(values).to_dict() for values in (fields, _json(saved(name) / "config.json")))
+    again, wanted = (kind.from_dict(values).to_dict() for values in (fields, _json(sample_dir(name) / "config.json")))
     names = set(again) | set(wanted)
     different = {key for key in names if again.get(key) != wanted.get(key)}
-    assert different <= RESPELT | {"dtype", "transformers_version", "_name_or_path"}
+    assert different <= EQUIVALENT_FIELDS | {"dtype", "transformers_version", "_name_or_path"}
 
 
 @pytest.mark.parametrize("model_type", FORMATS)
-def test_which_class_reads_a_tokenizer_of_ours(model_type, tmp_path):
-    tokenizer, format, text = Bytes(), FORMATS[model_type], "e\u0301"  # two characters, which Qwen's class makes one
+def test_autotokenizer_class_of_exported_tokenizers(model_type, tmp_path):
+    tokenizer, format = Bytes(), FORMATS[model_type]
+    text = "e\u0301"  # two characters, which Qwen2Tokenizer normalises to one
     for name, content in huggingface_files(tokenizer, format.shape).items():
         (tmp_path / name).write_bytes(content)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
@@ -114,30 +117,30 @@ def test_which_class_reads_a_tokenizer_of_ours(model_type, tmp_path):
 
 
 # ---------------------------------------------------------------- presets
-ROWS = [row for family, module in FAMILIES.items() if family not in NONE for row in module.ZOO_ROWS]
-HELD = [name for row in ROWS for name in row.presets]
-# The sizes of one row differ in numbers only.
-ALWAYS = {next(iter(row.presets)) for row in ROWS}
+ROWS = [row for family, module in FAMILIES.items() if family not in NO_FORMAT for row in module.ZOO_ROWS]
+EXPORTABLE = [name for row in ROWS for name in row.presets]
+# One preset per row: the others differ only in their sizes.
+FAST = {next(iter(row.presets)) for row in ROWS}
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.slow) for name in HELD]
+    "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in EXPORTABLE]
 )
-def test_every_preset_has_a_format_that_says_it_all(name):
+def test_every_preset_round_trips_through_its_format(name):
     model = preset(name)
     format, fields = find_format(model)
-    bound, shapes = _bound(format, model, fields["architectures"][0])
+    bound, shapes = _bind(format, model, fields["architectures"][0])
     _check_covered(bound, shapes)
     rest = {key: value for key, value in json.loads(json.dumps(fields)).items() if key != "model_type"}
     again = Fields(rest, "written")
-    found = ModelFiles(fields["architectures"][0], frozenset(binding.name for binding in bound))
-    assert _spelt_out(format.read(again, found)) == _spelt_out(model)
+    files = ModelFiles(fields["architectures"][0], frozenset(binding.name for binding in bound))
+    assert _with_kv_heads(format.read(again, files)) == _with_kv_heads(model)
     again.finish()
     assert transformers.AutoConfig.for_model(**fields).model_type == format.model_type
 
 
-@pytest.mark.parametrize("name", [name for name in PRESETS if name not in HELD])
-def test_what_has_no_format_is_told_which_field_is_in_the_way(name):
+@pytest.mark.parametrize("name", [name for name in PRESETS if name not in EXPORTABLE])
+def test_error_of_presets_without_a_format_names_the_field(name):
     with pytest.raises(UserError, match="no Hugging Face format can hold this model") as error:
         find_format(preset(name))
     reasons = dict(line.strip().split(": ", 1) for line in str(error.value).splitlines()[1:])
@@ -149,18 +152,18 @@ def test_what_has_no_format_is_told_which_field_is_in_the_way(name):
         assert reasons["marian"] == "its embedding.position.layout would be 'halves', not 'interleaved'"
 
 
-def test_a_format_asked_for_by_name():
+def test_find_format_by_model_type():
     assert find_format(preset("smollm2-135m"), "llama")[0].model_type == "llama"
-    with pytest.raises(UserError, match=r"no Hugging Face format 'lama'; there are: gpt2, llama, "):
+    with pytest.raises(UserError, match=r"unknown Hugging Face format 'lama'; supported: gpt2, llama, "):
         find_format(preset("smollm2-135m"), "lama")
-    with pytest.raises(UserError, match=r"format 'bert' cannot hold this model: it is not decoder-only"):
+    with pytest.raises(UserError, match=r"format 'bert' cannot hold this model: the format is not decoder-only"):
         find_format(preset("smollm2-135m"), "bert")
     with pytest.raises(UserError, match=r"qwen2: its decoder\.pattern\.0\.attention\.bias would be True, not False"):
         find_format(preset("smollm2-135m"), "qwen2")
 
 
-def _spelt_out(model):
-    """No number of key-value heads means as many as there are heads."""
+def _with_kv_heads(model):
+    """Replace the default of `num_kv_heads`, null, by the number of heads."""
     text = model.model_dump_json()
     return re.sub(r'"num_heads":(\d+),"num_kv_heads":null', r'"num_heads":\1,"num_kv_heads":\1', text)
 

@@ -1,4 +1,4 @@
-"""Where a model's files are: directories, the hub's cache without a network, and what can go wrong."""
+"""Finding a model's files: local directories, the Hub's cache without a network, and error messages."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ COMMIT, OLD_COMMIT = "a" * 40, "b" * 40
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch) -> Path:
-    """The hub's cache below a home of its own: one repository, two commits, a branch and a tag."""
+    """A temporary Hub cache in offline mode: one repository with two commits, a branch and a tag."""
     path = tmp_path / "home" / "hub"
     repository = path / "models--org--some-name.v2"
     for commit, content in ((COMMIT, "new"), (OLD_COMMIT, "old")):
@@ -36,8 +36,8 @@ def cache(tmp_path, monkeypatch) -> Path:
     return path
 
 
-# ---------------------------------------------------------------- found
-def test_a_directory_is_itself(tmp_path):
+# ---------------------------------------------------------------- success
+def test_local_directory_is_returned_unchanged(tmp_path):
     assert local_directory(tmp_path) == local_directory(str(tmp_path)) == tmp_path
 
 
@@ -51,11 +51,11 @@ def test_a_directory_is_itself(tmp_path):
         (Path("hf://org/some-name.v2"), "new"),
     ],
 )
-def test_the_cache_serves_without_a_network(cache, address, content):
+def test_cache_works_offline(cache, address, content):
     assert (local_directory(address) / "config.json").read_text() == content
 
 
-def test_the_environment_says_where_the_cache_is(cache):
+def test_hf_home_sets_the_cache(cache):
     script = "from jaxformer.convert.hub import local_directory; print(local_directory('hf://org/some-name.v2'))"
     environment = os.environ | {"HF_HOME": str(cache.parent), "HF_HUB_OFFLINE": "1"}
     environment.pop("HF_HUB_CACHE", None)
@@ -63,19 +63,19 @@ def test_the_environment_says_where_the_cache_is(cache):
     assert Path(result.stdout.strip()) == cache / "models--org--some-name.v2" / "snapshots" / COMMIT
 
 
-def test_only_what_we_read_is_fetched(monkeypatch, tmp_path):
-    asked = {}
-    monkeypatch.setattr(hub, "snapshot_download", lambda name, **options: asked.update(options, name=name) or tmp_path)
+def test_only_supported_files_are_fetched(monkeypatch, tmp_path):
+    call = {}
+    monkeypatch.setattr(hub, "snapshot_download", lambda name, **options: call.update(options, name=name) or tmp_path)
     assert local_directory("hf://org/name@v1") == tmp_path
-    assert (asked.pop("name"), asked.pop("revision")) == ("org/name", "v1")
+    assert (call.pop("name"), call.pop("revision")) == ("org/name", "v1")
     ours = ["config.json", "tokenizer.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json"]
     ours += ["spiece.model", "source.spm", "merges.txt", "vocab.txt", "vocab.json", "chat_template.jinja"]
     others = ["pytorch_model.bin", "model.pt", "modeling.py", "README.md", "onnx/config.json", "tf_model.h5"]
     others += ["original/consolidated.00.pth", "consolidated.safetensors", "training_args.bin", "model.gguf"]
-    assert list(filter_repo_objects(ours + others, **asked)) == ours
+    assert list(filter_repo_objects(ours + others, **call)) == ours
 
 
-# ---------------------------------------------------------------- not found
+# ---------------------------------------------------------------- errors
 def test_no_such_directory(tmp_path):
     with pytest.raises(UserError, match=r"nowhere' does not exist: correct the path, or write hf://org/name"):
         local_directory(tmp_path / "nowhere")
@@ -89,13 +89,17 @@ def test_no_such_directory(tmp_path):
     ["hf://name", "hf://", "hf:name", "hf://a/b/c", "hf://a/b@", "hf://a b/c", "hf:///a/b", "hf://é/b", "hf://a/b@ x"],
 )
 def test_bad_addresses(address):
-    with pytest.raises(UserError, match=r"names no repository: write hf://org/name or hf://org/name@revision"):
+    with pytest.raises(
+        UserError, match=r"is not an address of a Hub repository: write hf://org/name or hf://org/name@revision"
+    ):
         local_directory(address)
 
 
 @pytest.mark.parametrize("address", ["hf://org/other", "hf://org/some-name.v2@v2", f"hf://org/some-name.v2@{'c' * 40}"])
 def test_not_in_the_cache(cache, address):
-    with pytest.raises(UserError, match=rf"'{address}' is not in the cache.*unset HF_HUB_OFFLINE, or set HF_HOME"):
+    with pytest.raises(
+        UserError, match=rf"'{address}' is missing from the local.*unset HF_HUB_OFFLINE, or set HF_HOME"
+    ):
         local_directory(address)
 
 
@@ -111,15 +115,15 @@ def _http(kind: type[errors.HfHubHTTPError], status: int) -> errors.HfHubHTTPErr
         (_http(errors.RepositoryNotFoundError, 404), r"does not exist or is private"),
         (_http(errors.RepositoryNotFoundError, 401), r"does not exist or is private"),
         (_http(errors.RevisionNotFoundError, 404), r"has no revision 'v9': name a branch, a tag or a commit"),
-        (_http(errors.HfHubHTTPError, 401), r"is not yours to read: run hf auth login"),
-        (_http(errors.DisabledRepoError, 403), r"is not yours to read"),
+        (_http(errors.HfHubHTTPError, 401), r"cannot be read with your account: run hf auth login"),
+        (_http(errors.DisabledRepoError, 403), r"cannot be read with your account"),
         (_http(errors.HfHubHTTPError, 500), r"could not be fetched, try again: HfHubHTTPError: first line$"),
-        (errors.LocalEntryNotFoundError("gone"), r"is not in the cache.*\(LocalEntryNotFoundError: gone\)"),
+        (errors.LocalEntryNotFoundError("gone"), r"is missing from the local cache.*\(LocalEntryNotFoundError: gone\)"),
         (
             errors.IncompleteSnapshotError("one file missing", "x"),
-            r"is not in the cache, or not all of it.*one file missing",
+            r"is missing from the local cache or incomplete.*one file missing",
         ),
-        (errors.HFValidationError("too long"), r"is no name of a repository: HFValidationError: too long"),
+        (errors.HFValidationError("too long"), r"is not a valid repository name: HFValidationError: too long"),
         (httpx2.ConnectError("no route"), r"could not be fetched, try again: ConnectError: no route"),
         (OSError("disk full"), r"could not be fetched, try again: OSError: disk full"),
     ],

@@ -1,4 +1,4 @@
-"""Parameters straight into a mesh: the right shards, the same numbers, and no more read or held than they need."""
+"""Loading parameters into a mesh: correct shards, equal values, and no more read or held in memory than necessary."""
 
 import jax
 import numpy as np
@@ -16,12 +16,12 @@ MESHES = {
     "data and tensor": MeshConfig(data=4, tensor=2),
     "tensor": MeshConfig(data=4, fsdp=1, tensor=2),
 }
-# Both ways a shard reaches its device: small ones at once, large ones layer by layer.
+# Small shards are copied to their device at once, large ones layer by layer.
 WHOLE, BY_LAYERS = directory.STAGED_BYTES, 0
 
 
 @pytest.mark.parametrize(
-    ("name", "over", "staged"),
+    ("name", "mesh_name", "staged"),
     [
         ("llama", "data and tensor", WHOLE),
         ("mixtral", "fsdp and tensor", WHOLE),
@@ -31,10 +31,10 @@ WHOLE, BY_LAYERS = directory.STAGED_BYTES, 0
     ],
     ids=str,
 )
-def test_a_mesh_holds_the_same_numbers_in_shards(name, over, staged, saved, loaded, monkeypatch):
+def test_sharded_parameters_equal_unsharded(name, mesh_name, staged, sample_dir, sample_run, monkeypatch):
     monkeypatch.setattr(directory, "STAGED_BYTES", staged)
-    mesh = make_mesh(MESHES[over], jax.devices())
-    run, single = load(saved(name), mesh=mesh), loaded(name)
+    mesh = make_mesh(MESHES[mesh_name], jax.devices())
+    run, single = load(sample_dir(name), mesh=mesh), sample_run(name)
     shapes, axes = abstract_params(single.config.model)
     wanted = param_shardings(axes, shapes, mesh)
     assert jax.tree.map(lambda leaf: leaf.sharding, run.params) == wanted
@@ -47,30 +47,30 @@ def test_a_mesh_holds_the_same_numbers_in_shards(name, over, staged, saved, load
     assert num_split > 5
 
 
-def test_large_blocks_on_one_device(saved, loaded, monkeypatch):
+def test_layer_by_layer_copy_to_one_device(sample_dir, sample_run, monkeypatch):
     monkeypatch.setattr(directory, "STAGED_BYTES", BY_LAYERS)
-    jax.tree.map(np.testing.assert_array_equal, load(saved("qwen3-moe")).params, loaded("qwen3-moe").params)
-    assert {leaf.devices() == {jax.devices()[0]} for leaf in jax.tree.leaves(loaded("qwen3-moe").params)} == {True}
+    jax.tree.map(np.testing.assert_array_equal, load(sample_dir("qwen3-moe")).params, sample_run("qwen3-moe").params)
+    assert {leaf.devices() == {jax.devices()[0]} for leaf in jax.tree.leaves(sample_run("qwen3-moe").params)} == {True}
 
 
-def test_no_device_ever_holds_a_whole_split_tensor(saved, monkeypatch):
-    """Counted where arrays go to devices: each gets blocks of the size of its shards, and nothing larger."""
-    put, sizes = jax.device_put, []
+def test_no_device_receives_more_than_its_shard(sample_dir, monkeypatch):
+    """Records the shapes of all `device_put` calls: every array has the shape of a shard."""
+    device_put, calls = jax.device_put, []
 
-    def counted(array, device):
-        sizes.append((array.shape, device))
-        return put(array, device)
+    def record(array, device):
+        calls.append((array.shape, device))
+        return device_put(array, device)
 
     mesh = make_mesh(MESHES["fsdp and tensor"], jax.devices())
-    monkeypatch.setattr(directory.jax, "device_put", counted)
-    params = load(saved("llama"), mesh=mesh).params
+    monkeypatch.setattr(directory.jax, "device_put", record)
+    params = load(sample_dir("llama"), mesh=mesh).params
     allowed = {leaf.sharding.shard_shape(leaf.shape) for leaf in jax.tree.leaves(params)}
-    assert {shape for shape, _ in sizes} <= allowed
-    assert {device for _, device in sizes} == set(mesh.devices.flat)
+    assert {shape for shape, _ in calls} <= allowed
+    assert {device for _, device in calls} == set(mesh.devices.flat)
 
 
-class Marking:
-    """A tensor of counts: how often each number was taken."""
+class ReadCounter:
+    """Stands in for a tensor and counts how often each element is read."""
 
     def __init__(self, counts: np.ndarray) -> None:
         self.counts = counts
@@ -80,17 +80,17 @@ class Marking:
         return self.counts[where]
 
 
-@pytest.mark.parametrize("over", ["fsdp and tensor", "data and tensor"])
-def test_every_number_is_read_once(over, saved, monkeypatch):
-    """Also from a fused tensor of which each device takes parts, and for what several devices hold alike."""
+@pytest.mark.parametrize("mesh_name", ["fsdp and tensor", "data and tensor"])
+def test_every_element_is_read_once(mesh_name, sample_dir, monkeypatch):
+    """Also for fused tensors, of which a device reads only parts, and for shards that several devices share."""
     counts: dict[str, np.ndarray] = {}
 
     def part(self, binding, number):
         tensor = counts.setdefault(binding.name, np.zeros(binding.shape, np.int32))
         array = binding.layout.to_ours(tensor, binding.sizes)
-        return Marking(array if len(binding.parts) == 1 else array[number])
+        return ReadCounter(array if len(binding.parts) == 1 else array[number])
 
     monkeypatch.setattr(directory.HuggingFaceDirectory, "_read_part", part)
-    load(saved("gpt2"), mesh=make_mesh(MESHES[over], jax.devices()))
-    assert counts.keys() == Weights(saved("gpt2")).tensors.keys()
+    load(sample_dir("gpt2"), mesh=make_mesh(MESHES[mesh_name], jax.devices()))
+    assert counts.keys() == Weights(sample_dir("gpt2")).tensors.keys()
     assert {name for name, count in counts.items() if (count != 1).any()} == set()

@@ -1,4 +1,4 @@
-"""config.json as it was published over the years: read as the presets of the same name, fact by fact."""
+"""Published config.json files, old and new: each is read as the preset of the same name."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ BOOKKEEPING = {"torch_dtype": "bfloat16", "transformers_version": "4.40.0", "use
 
 
 def read(values: dict, *names: str) -> ModelConfig:
-    """The model of a config; `names` are tensors of its file where these matter."""
+    """Read the model of a config.json; `names` are the tensor names in its weight file, if they matter."""
     fields = Fields(BOOKKEEPING | {k: v for k, v in values.items() if k != "model_type"}, "config.json")
     model = FORMATS[values["model_type"]].read(fields, ModelFiles(values["architectures"][0], frozenset(names)))
     fields.finish()
@@ -213,39 +213,39 @@ NAMES = {"t5v1.1-small": ("lm_head.weight",), "mt5-small": ("lm_head.weight",)}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_config_is_the_preset(name):
+def test_published_config_equals_the_preset(name):
     values = PUBLISHED[name]
     model = read(values, *NAMES.get(name, ()))
-    assert plain(model) == plain(preset(name))
+    assert computation(model) == computation(preset(name))
     eos = values.get("eos_token_id")
     assert model.special.eos == (tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,))
     for role in ("bos", "pad", "decoder_start"):
         assert getattr(model.special, role) == values.get(f"{role}_token_id")
 
 
-# A preset leaves special ids to the tokenizer, and how one trains is its own choice.
-LEFT_OUT = {"special", "dropout", "init", "load_balance", "router_z"}
+# Presets define no special ids, and training settings may differ.
+NOT_COMPARED = {"special", "dropout", "init", "load_balance", "router_z"}
 
 
-def plain(tree):
-    """What a model computes."""
+def computation(tree):
+    """Return the fields that determine the model's output."""
     if isinstance(tree, ModelConfig):
-        return plain(tree.model_dump(mode="json"))
+        return computation(tree.model_dump(mode="json"))
     if isinstance(tree, list):
-        return [plain(item) for item in tree]
+        return [computation(item) for item in tree]
     if not isinstance(tree, dict):
         return tree
-    return {name: plain(value) for name, value in tree.items() if name not in LEFT_OUT}
+    return {name: computation(value) for name, value in tree.items() if name not in NOT_COMPARED}
 
 
-def test_a_sentence_encoder():
+def test_minilm_config_equals_the_preset():
     values = BERT | {"architectures": ["BertModel"], "hidden_size": 384, "intermediate_size": 1536}
     values |= {"num_hidden_layers": 6}
     model = read(values, "embeddings.position_ids", "pooler.dense.weight", "pooler.dense.bias")
-    assert plain(model) == plain(preset("minilm-l6"))
+    assert computation(model) == computation(preset("minilm-l6"))
 
 
-# ---------------------------------------------------------------- key-value heads that go without saying
+# ---------------------------------------------------------------- defaults of num_key_value_heads
 GROUPED = {
     values["model_type"]: values | {"hidden_size": 4096, "num_attention_heads": 64}
     for values in PUBLISHED.values()
@@ -254,21 +254,21 @@ GROUPED = {
 
 
 @pytest.mark.parametrize("model_type", GROUPED)
-def test_no_key_value_heads_in_the_file(model_type):
+def test_default_number_of_key_value_heads(model_type):
     values = {name: value for name, value in GROUPED[model_type].items() if name != "num_key_value_heads"}
     theirs = transformers.AutoConfig.for_model(**values)
     assert read(values).decoder.pattern[0].attention.kv_heads == theirs.num_key_value_heads
 
 
 @pytest.mark.parametrize("model_type", GROUPED)
-def test_a_null_means_as_many_key_value_heads_as_heads(model_type):
+def test_null_means_one_key_value_head_per_query_head(model_type):
     values = GROUPED[model_type] | {"num_key_value_heads": None}
     assert read(values).decoder.pattern[0].attention.kv_heads == 64
-    if model_type in ("llama", "qwen2", "qwen3"):  # the others' classes refuse a null
+    if model_type in ("llama", "qwen2", "qwen3"):  # the config classes of the others reject null
         assert transformers.AutoConfig.for_model(**values).num_key_value_heads == 64
 
 
-# ---------------------------------------------------------------- rotary positions in both spellings
+# ---------------------------------------------------------------- old and new fields
 SMALL = LLAMA | {
     "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 96,
     "max_position_embeddings": 4096,
@@ -313,27 +313,27 @@ SMALL = LLAMA | {
     ],
     ids=["plain", "linear", "dynamic", "yarn", "bands"],
 )  # fmt: skip
-def test_rotary_positions_in_both_spellings(older, newer, wanted):
+def test_rope_in_old_and_new_fields(older, newer, wanted):
     for fields in (older, {"rope_parameters": newer}):
         assert read(SMALL | fields).decoder.pattern[0].attention.position == wanted
 
 
-def test_gemma3_with_stretched_positions():
-    """As the larger ones were published: only the layers that see everything are stretched."""
+def test_gemma3_rope_scaling():
+    """The larger published models scale RoPE in the global layers only."""
     model = read(PUBLISHED["gemma3-1b"] | {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}})
     first, sixth = (model.decoder.block(i).attention for i in (0, 5))
     assert (first.window, first.position) == (512, Rope(theta=1e4))
     assert (sixth.window, sixth.position) == (None, Rope(theta=1e6, scaling=LinearScaling(factor=8.0)))
 
 
-def test_qwen_with_a_window_switched_on():
+def test_qwen_with_a_sliding_window():
     values = PUBLISHED["qwen2.5-0.5b"] | {"use_sliding_window": True, "sliding_window": 512, "max_window_layers": 20}
     windows = [read(values).decoder.block(i).attention.window for i in range(24)]
     assert windows == [None] * 20 + [512] * 4
 
 
 def test_special_ids():
-    assert read(SMALL).special.eos == (2,)  # what absence means to transformers
+    assert read(SMALL).special.eos == (2,)  # the default of transformers
     assert read(SMALL | {"bos_token_id": None, "eos_token_id": None}).special.model_dump() == {
         "bos": None, "eos": (), "pad": None, "decoder_start": None,
     }  # fmt: skip
@@ -343,7 +343,7 @@ def test_special_ids():
 
 
 def test_special_ids_outside_the_vocabulary_are_ignored_with_one_warning():
-    """As in transformers, where tiny test models often keep the ids of the large one."""
+    """transformers accepts such ids, and tiny test models often keep the ids of the large model."""
     values = SMALL | {"bos_token_id": 1, "eos_token_id": [2, 50_256], "pad_token_id": 96}
     with pytest.warns(
         UserWarning, match="eos_token_id = 50256, pad_token_id = 96 outside the vocabulary of 96"
@@ -353,19 +353,19 @@ def test_special_ids_outside_the_vocabulary_are_ignored_with_one_warning():
     assert (special.bos, special.eos, special.pad) == (1, (2,), None)
 
 
-def test_a_directory_with_special_ids_outside_the_vocabulary_loads(copied, loaded):
-    source = copied("gpt2")
+def test_a_directory_with_special_ids_outside_the_vocabulary_loads(copy_sample, sample_run):
+    source = copy_sample("gpt2")
     source.set(bos_token_id=50_256, eos_token_id=50_256)
     (source.path / "generation_config.json").unlink()
     with pytest.warns(UserWarning, match=r"config\.json: bos_token_id = 50256, eos_token_id = 50256 outside"):
         run = load(source.path)
     assert (run.config.model.special.bos, run.config.model.special.eos) == (None, ())
-    np.testing.assert_array_equal(run.params["embedding"]["tokens"], loaded("gpt2").params["embedding"]["tokens"])
+    np.testing.assert_array_equal(run.params["embedding"]["tokens"], sample_run("gpt2").params["embedding"]["tokens"])
 
 
-def test_a_tokenizer_without_eos_leaves_it_to_the_model(copied, tmp_path):
-    """The directory loads, the eos of config.json or generation_config.json ends texts, and an export loads again."""
-    source = copied("llama")
+def test_a_tokenizer_without_eos_leaves_it_to_the_model(copy_sample, tmp_path):
+    """The model's eos comes from config.json or generation_config.json, also after import and export."""
+    source = copy_sample("llama")
     Tokenizer(models.WordLevel({f"t{i}": i for i in range(96)}, unk_token="t0")).save(
         str(source.path / "tokenizer.json")
     )
@@ -383,8 +383,8 @@ def eos_ids(directory) -> tuple[int, ...]:
     return special_ids(run.config.model, run.tokenizer).eos
 
 
-def test_generation_config_decides_over_config(copied):
-    source = copied("llama")
+def test_generation_config_overrides_config(copy_sample):
+    source = copy_sample("llama")
     (source.path / "generation_config.json").write_text(
         '{"eos_token_id": [2, 7], "temperature": 0.6, "pad_token_id": 3}'
     )
@@ -392,30 +392,30 @@ def test_generation_config_decides_over_config(copied):
     assert (special.eos, special.pad, special.bos) == ((2, 7), 3, 1)
 
 
-# ---------------------------------------------------------------- files as older releases wrote them
-def test_gpt2_as_the_hub_has_it(copied, loaded):
-    """No prefix, and a mask in every layer."""
-    source = copied("gpt2")
+# ---------------------------------------------------------------- weight files of older releases
+def test_gpt2_file_of_the_hub(copy_sample, sample_run):
+    """Its tensor names have no prefix, and every layer has a causal mask."""
+    source = copy_sample("gpt2")
     tensors = {name.removeprefix("transformer."): tensor for name, tensor in source.tensors().items()}
     mask = np.tril(np.ones((1, 1, 64, 64), np.float32))
     tensors |= {f"h.{i}.attn.bias": mask for i in range(3)} | {"h.0.attn.masked_bias": np.float32([-1e4])}
     source.put(tensors)
-    assert_same(source.path, loaded("gpt2"))
+    assert_same(source.path, sample_run("gpt2"))
 
 
-def test_masks_and_positions_may_have_any_dtype(copied, loaded):
-    """Such buffers are not ours to read."""
-    source = copied("gpt2")
+def test_ignored_buffers_may_have_any_dtype(copy_sample, sample_run):
+    """Masks and position ids are not read."""
+    source = copy_sample("gpt2")
     source.put(source.tensors() | {f"transformer.h.{i}.attn.bias": np.ones((1, 1, 4, 4), np.bool_) for i in range(3)})
-    assert_same(source.path, loaded("gpt2"))
-    source = copied("bert")
+    assert_same(source.path, sample_run("gpt2"))
+    source = copy_sample("bert")
     source.put(source.tensors() | {"bert.embeddings.position_ids": np.arange(64)[None]})
-    assert_same(source.path, loaded("bert"))
+    assert_same(source.path, sample_run("bert"))
 
 
-def test_bert_as_google_had_it(copied, loaded):
-    """Norms with gamma and beta, the head of next-sentence prediction, and copies of what is tied."""
-    source = copied("bert")
+def test_bert_file_of_google(copy_sample, sample_run):
+    """It has norms with gamma and beta, a next-sentence prediction head, and copies of tied weights."""
+    source = copy_sample("bert")
     tensors = {}
     for name, tensor in source.tensors().items():
         old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
@@ -426,45 +426,45 @@ def test_bert_as_google_had_it(copied, loaded):
     tensors["bert.pooler.dense.bias"] = np.zeros(32, np.float32)
     tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"]
     source.put(tensors)
-    assert_same(source.path, loaded("bert"))
+    assert_same(source.path, sample_run("bert"))
 
 
-def test_bert_without_its_head(copied, loaded):
-    """The published BERT read as a bare model: the heads that are there do not matter."""
-    source = copied("bert")
+def test_bert_file_read_as_a_model_without_a_head(copy_sample, sample_run):
+    """The tensors of the heads in the file are ignored."""
+    source = copy_sample("bert")
     source.set(architectures=["BertModel"])
     run = load(source.path)
     assert (run.config.model.head, run.config.model.pooler) == (None, None)
-    np.testing.assert_array_equal(run.params["embedding"]["tokens"], loaded("bert").params["embedding"]["tokens"])
+    np.testing.assert_array_equal(run.params["embedding"]["tokens"], sample_run("bert").params["embedding"]["tokens"])
 
 
-def test_llama_with_frequencies_in_its_file(copied, loaded):
-    source = copied("llama")
+def test_llama_file_with_rope_frequencies(copy_sample, sample_run):
+    source = copy_sample("llama")
     frequencies = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32) for i in range(3)}
     source.put(source.tensors() | frequencies)
-    assert_same(source.path, loaded("llama"))
+    assert_same(source.path, sample_run("llama"))
 
 
-def test_t5_with_copies_of_its_table(copied, loaded):
-    source = copied("t5v1.1")
+def test_t5_file_with_copies_of_the_embedding(copy_sample, sample_run):
+    source = copy_sample("t5v1.1")
     tensors = source.tensors()
     shared = tensors["shared.weight"]
     unused = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
     copies = {"encoder.embed_tokens.weight": shared, "decoder.embed_tokens.weight": shared}
     save_file(tensors | copies | {unused: np.zeros((8, 4), np.float32)}, source.weights)
     assert "lm_head.weight" in load_file(source.weights)
-    assert_same(source.path, loaded("t5v1.1"))
+    assert_same(source.path, sample_run("t5v1.1"))
     assert not load(source.path).config.model.head.tied
 
 
-def test_marian_with_its_sines(copied, loaded):
-    source = copied("marian")
+def test_marian_file_with_sinusoidal_positions(copy_sample, sample_run):
+    source = copy_sample("marian")
     table = np.zeros((64, 32), np.float32)
     shared = source.tensors()["model.shared.weight"]
     tables = {f"model.{side}.embed_positions.weight": table for side in ("encoder", "decoder")}
     copies = {f"model.{side}.embed_tokens.weight": shared for side in ("encoder", "decoder")}
     source.put(source.tensors() | tables | copies | {"lm_head.weight": shared})
-    assert_same(source.path, loaded("marian"))
+    assert_same(source.path, sample_run("marian"))
 
 
 def assert_same(directory, run) -> None:

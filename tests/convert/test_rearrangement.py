@@ -1,4 +1,4 @@
-"""The layouts of the tables: every one in use is invertible, and both rotary pairings can be converted."""
+"""The layouts of the conversion tables: all are invertible, and both RoPE pairings can be converted."""
 
 import jax
 import numpy as np
@@ -26,7 +26,7 @@ MODELS = {
 
 
 def _layouts() -> list[str]:
-    """Of every table there is; those that depend on the model, for models of each kind."""
+    """Collect the layouts of all tables; tables that depend on the model are built for each variant."""
     rows = set()
     for format in FORMATS.values():
         if not callable(format.entries):
@@ -40,15 +40,15 @@ def _layouts() -> list[str]:
     return sorted(rows | rotated | {"(N h 2) D -> D N (2 h)", "1 (2 V) -> V 2"})
 
 
-def test_the_layouts_are_those_one_expects():
-    """A table that this test cannot see would be missed by the next."""
+def test_layouts_of_all_tables_are_collected():
+    """Guards the parametrisation of the next test."""
     assert {"(N H) D -> D N H", "D (P N H) -> P D N H", "(P F) D -> P D F", "1 V -> V"} <= set(_layouts())
 
 
 @pytest.mark.parametrize("text", _layouts())
 @settings(max_examples=20)
 @given(data=st.data())
-def test_there_and_back_is_the_same(text, data):
+def test_layout_round_trip(text, data):
     layout = Rearrangement(text)
     letters = sorted({letter for group in layout.ours for letter in group})
     lengths = {x: int(x) if x.isdigit() else data.draw(st.integers(1, 5), label=x) for x in letters}
@@ -63,8 +63,7 @@ def test_there_and_back_is_the_same(text, data):
     np.testing.assert_array_equal(layout.to_ours(layout.to_theirs(ours, sizes), sizes), ours)
 
 
-def test_what_a_layout_means():
-    """Against the same written out by hand."""
+def test_layout_against_manual_indexing():
     stored = np.arange(2 * 3 * 4 * 5).reshape(6 * 4, 5)  # (P N H) D with P = 2, N = 3, H = 4
     layout = Rearrangement("(P N H) D -> P D N H")
     ours = layout.to_ours(stored, layout.sizes((5, 3, 4), 2))
@@ -75,19 +74,19 @@ def test_what_a_layout_means():
 
 
 @pytest.mark.parametrize(("text", "shape"), [("(N 2 h) D -> D N (h 2)", (4, 2, 3)), ("(N 2) -> N 2", (4, 3))])
-def test_a_length_that_does_not_divide_is_refused(text, shape):
-    with pytest.raises(ValueError, match="a dimension of 3 is not made of"):
+def test_dimension_that_cannot_be_split_raises(text, shape):
+    with pytest.raises(ValueError, match="a dimension of 3 cannot be split into axes"):
         Rearrangement(text).sizes(shape, 1)
 
 
-# ---------------------------------------------------------------- rotary pairing
+# ---------------------------------------------------------------- RoPE pairing
 def _model(**options) -> ModelConfig:
     shape = {"num_layers": 2, "embed_dim": 16, "num_heads": 2, "head_dim": 8, "mlp_dim": 16, "vocab_size": 32}
     return llama(**shape, **options, num_kv_heads=1, context_length=32)
 
 
-def test_channels_paired_with_neighbours_are_reordered_for_the_files(tmp_path):
-    """Files pair a channel with the one half a head away; the model computes the same."""
+def test_neighbour_pairs_are_reordered_on_export(tmp_path):
+    """Files pair channel i with i + head_dim / 2; the exported model has the same outputs."""
     model = _model(rope=Rope(pairing="neighbours"), bias=True, output_bias=True, qk_norm=True)
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda x: 0.5 * rng.standard_normal(x.shape, np.float32), abstract_params(model)[0])
@@ -104,8 +103,8 @@ def test_channels_paired_with_neighbours_are_reordered_for_the_files(tmp_path):
         params["decoder"]["blocks_0"]["attention"]["v"]["kernel"],
     )
     ids = np.arange(3, 23).reshape(2, 10)
-    here = type(again)(again.config.model_copy(update={"model": model}), type(again.model)(model), params, None, 0)
-    np.testing.assert_allclose(forward(here, ids), forward(again, ids), atol=1e-5)
+    original = type(again)(again.config.model_copy(update={"model": model}), type(again.model)(model), params, None, 0)
+    np.testing.assert_allclose(forward(original, ids), forward(again, ids), atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -117,12 +116,12 @@ def test_channels_paired_with_neighbours_are_reordered_for_the_files(tmp_path):
                 num_layers=2, embed_dim=16, num_heads=2, mlp_dim=16, vocab_size=32,
                 rope=Rope(pairing="neighbours"), local_rope=Rope(pairing="neighbours"),
             ),
-            "RoPE rotates neighbouring channels, and one tensor holds query, key and value",
+            "RoPE with pairing='neighbours' is not supported for fused query-key-value tensors",
         ),
     ],
     ids=["half of the channels", "a fused tensor"],
 )  # fmt: skip
-def test_pairings_that_no_file_can_hold_are_refused(model, message, tmp_path):
+def test_unsupported_pairings_raise(model, message, tmp_path):
     params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), abstract_params(model)[0])
     with pytest.raises(ValueError, match=message):
         export_model(tmp_path, model, params, np.dtype("float32"))

@@ -1,4 +1,4 @@
-"""Imported, exported and trained models generate the same texts here and in transformers."""
+"""Imported, exported and trained models generate the same text in jaxformer and in transformers."""
 
 import json
 from collections.abc import Callable
@@ -46,7 +46,7 @@ NEW = 12
 
 
 def _make(directory: Path, name: str, special: list[str], single: list[str], **roles: str) -> None:
-    """A sample with a tokenizer of as many ids as it has rows."""
+    """Write a sample with a tokenizer that has as many ids as the model has embeddings."""
     SAMPLES[name].save(directory)
     backend = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -75,7 +75,7 @@ def t5_dir(tmp_path_factory) -> Path:
 
 
 def their_ids(directory: Path) -> list[list[int]]:
-    """What transformers continues the prompts with, one by one."""
+    """Return the new token ids that transformers generates for each prompt, without batching."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     config = transformers.AutoConfig.from_pretrained(directory)
     kind = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
@@ -83,14 +83,14 @@ def their_ids(directory: Path) -> list[list[int]]:
     rows = []
     for prompt in PROMPTS:
         inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
-        # Its cache counts the layers of a T5's encoder where it needs those of the decoder.
+        # The KV cache of transformers is sized by T5's encoder layers instead of its decoder layers, so it is off.
         ids = model.generate(**inputs, max_new_tokens=NEW, do_sample=False, use_cache=not config.is_encoder_decoder)[0]
         rows.append(ids[1 if config.is_encoder_decoder else inputs["input_ids"].shape[1] :].tolist())
     return rows
 
 
 def their_texts(directory: Path) -> list[str]:
-    """What new tokens add to the text of a prompt, a space between two words included."""
+    """Return the text that the new tokens add to each prompt, including a leading space."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     translates = transformers.AutoConfig.from_pretrained(directory).is_encoder_decoder
     texts = []
@@ -103,7 +103,7 @@ def their_texts(directory: Path) -> list[str]:
 
 @pytest.fixture
 def jaxformer(capsys, monkeypatch) -> Callable[..., str]:
-    """The command line within this process, which shares its compiled programs; returns what it prints."""
+    """Runs the command line in this process, to share compiled programs, and returns what it prints."""
     monkeypatch.setenv("COLUMNS", "200")
 
     def run(*arguments: object, fails: bool = False) -> str:
@@ -116,31 +116,31 @@ def jaxformer(capsys, monkeypatch) -> Callable[..., str]:
     return run
 
 
-# ---------------------------------------------------------------- imported
+# ---------------------------------------------------------------- imported models
 def test_import_generate_export_on_the_command_line(llama_dir, tmp_path, jaxformer):
     run, out = tmp_path / "run", tmp_path / "out"
     size = sum(leaf.size for leaf in jax.tree.leaves(load(llama_dir).params))
     assert jaxformer("import", llama_dir, run) == f"llama with {size:,} parameters imported into {run}\n"
     assert jaxformer("export", run, out, "--dtype", "float32") == f"step 0 exported as llama in float32 to {out}\n"
     prompts = [word for prompt in PROMPTS for word in ("--prompt", prompt)]
-    said = jaxformer("generate", run, *prompts, "--max-new-tokens", NEW)
+    output = jaxformer("generate", run, *prompts, "--max-new-tokens", NEW)
     wanted = their_texts(llama_dir)
     assert len(set(wanted)) == len(wanted)
     assert all(wanted)
-    assert said == "\n".join(wanted) + "\n"
+    assert output == "\n".join(wanted) + "\n"
     assert their_texts(out) == wanted
     assert generate(load(out), PROMPTS, NEW) == wanted
     for name in ("tokenizer.json", "tokenizer_config.json", "model.safetensors"):
         assert (out / name).read_bytes() == (llama_dir / name).read_bytes()
 
 
-def test_a_mistake_on_the_command_line_is_one_line(llama_dir, tmp_path, jaxformer):
+def test_command_line_error_is_one_line(llama_dir, tmp_path, jaxformer):
     message = jaxformer("export", llama_dir, tmp_path / "out", "--model-type", "bert", fails=True)
-    assert message == "error: the Hugging Face format 'bert' cannot hold this model: it is not decoder-only\n"
+    assert message == "error: the Hugging Face format 'bert' cannot hold this model: the format is not decoder-only\n"
     assert not list(tmp_path.iterdir())
 
 
-def test_an_encoder_decoder_says_the_same(t5_dir, tmp_path):
+def test_encoder_decoder_generates_the_same_text(t5_dir, tmp_path):
     import_run(t5_dir, tmp_path / "run")
     export_run(tmp_path / "run", tmp_path / "out")
     wanted = their_texts(t5_dir)
@@ -151,14 +151,14 @@ def test_an_encoder_decoder_says_the_same(t5_dir, tmp_path):
         assert generate(load(path), PROMPTS, NEW) == wanted
 
 
-def test_a_hugging_face_directory_can_be_exported_as_it_is(llama_dir, tmp_path):
+def test_hugging_face_directory_can_be_exported_without_import(llama_dir, tmp_path):
     export_run(llama_dir, tmp_path / "out", dtype="bfloat16")
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
-# ---------------------------------------------------------------- trained here
+# ---------------------------------------------------------------- trained models
 @pytest.mark.slow
-def test_a_run_trained_here_says_the_same_there(tmp_path):
+def test_trained_run_generates_the_same_text_in_transformers(tmp_path):
     words = TEXT[0].split()
     documents = tuple(" ".join(words[i % 9 :] + words[: i % 9]) for i in range(40))
     run, out = tmp_path / "run", tmp_path / "out"
@@ -186,8 +186,8 @@ def tokenizer() -> Tokenizer:
     return train_sentencepiece(TEXT, 290, SentencePieceTokenizer())
 
 
-def made_here(directory: Path, model: ModelConfig, tokenizer: Tokenizer | None) -> Path:
-    """A run as training would leave it, with random parameters; drawn by NumPy, which compiles nothing."""
+def make_run(directory: Path, model: ModelConfig, tokenizer: Tokenizer | None) -> Path:
+    """Write a run directory like training does, with random parameters from NumPy, which needs no compilation."""
     config = RunConfig(model=model, workdir=str(directory))
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda x: 0.5 * rng.standard_normal(x.shape, np.float32), abstract_params(model)[0])
@@ -199,14 +199,14 @@ def made_here(directory: Path, model: ModelConfig, tokenizer: Tokenizer | None) 
     return directory
 
 
-def test_an_encoder_decoder_trained_here(tokenizer, tmp_path):
-    """It leaves special ids to its tokenizer and so begins with bos, where a T5 begins with padding."""
+def test_exported_encoder_decoder_starts_with_bos(tokenizer, tmp_path):
+    """The model has no special ids, so its decoder starts with the tokenizer's bos; a published T5 starts with pad."""
     shape = {"num_layers": 2, "embed_dim": 32, "num_heads": 4, "head_dim": 8, "mlp_dim": 48, "vocab_size": 290}
     model = t5(**shape, special=SpecialIds())
-    run = made_here(tmp_path / "run", model, tokenizer)
+    run = make_run(tmp_path / "run", model, tokenizer)
     export_run(run, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "config.json").read_text())["decoder_start_token_id"] == tokenizer.bos_id
-    # Ids, as first values spell no text: bytes that are no UTF-8 are shown in different ways.
+    # Compare ids, not texts: random weights generate invalid UTF-8, which the two libraries decode differently.
     sources = [[*tokenizer.encode(prompt), tokenizer.eos_id] for prompt in PROMPTS]
     wanted = generate(load(run), sources, NEW)
     assert len({tuple(row) for row in wanted}) > 1
@@ -218,43 +218,43 @@ SPELLINGS = ["", " ", "  two  spaces ", "a\nb\n\n\tc\r\n", "naïve e\u0301 漢�
 
 
 def test_the_tokenizer_of_an_exported_directory(tokenizer, tmp_path):
-    run = made_here(tmp_path / "run", llama(**SMALL, context_length=16), tokenizer)
+    run = make_run(tmp_path / "run", llama(**SMALL, context_length=16), tokenizer)
     assert "\n" not in export_run(run, tmp_path / "out")
     fields = json.loads((tmp_path / "out" / "config.json").read_text())
     ids = [fields[f"{role}_token_id"] for role in ("bos", "eos", "pad")]
     assert ids == [tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id]
-    found, theirs = find_tokenizer(tmp_path / "out"), transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    ours, theirs = find_tokenizer(tmp_path / "out"), transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     wanted = tokenizer.encode_prompt(SPELLINGS)
-    assert found.encode_prompt(SPELLINGS) == theirs(SPELLINGS)["input_ids"] == wanted
-    assert [found.decode(ids) for ids in wanted] == SPELLINGS
+    assert ours.encode_prompt(SPELLINGS) == theirs(SPELLINGS)["input_ids"] == wanted
+    assert [ours.decode(ids) for ids in wanted] == SPELLINGS
     assert (tmp_path / "out" / "tokenizer.model").read_bytes() == (run / "tokenizer.model").read_bytes()
 
 
 @pytest.mark.parametrize("kind", ["sentencepiece", "bytes"])
-def test_qwen_has_a_class_for_tokenizers_that_ours_are_not_made_for(kind, tokenizer, tmp_path):
+def test_qwen_export_warns_about_the_tokenizer_class(kind, tokenizer, tmp_path):
     ours = {"sentencepiece": tokenizer, "bytes": Bytes()}[kind]
     out, again = tmp_path / "out", tmp_path / "again"
-    first, remark = export_run(made_here(tmp_path / "run", qwen2(**SMALL, context_length=16), ours), out).splitlines()
+    first, warning = export_run(make_run(tmp_path / "run", qwen2(**SMALL, context_length=16), ours), out).splitlines()
     assert first == f"step 5 exported as qwen2 in float32 to {out}"
-    assert remark == (
-        "AutoTokenizer uses Qwen2Tokenizer for it, which gives other ids: "
-        "read the tokenizer with PreTrainedTokenizerFast.from_pretrained"
+    assert warning == (
+        "AutoTokenizer uses Qwen2Tokenizer for qwen2 models, which gives different ids: "
+        "load the tokenizer with PreTrainedTokenizerFast.from_pretrained"
     )
     wanted = ours.encode_prompt(SPELLINGS)
     assert transformers.AutoTokenizer.from_pretrained(out)(SPELLINGS)["input_ids"] != wanted
     assert transformers.PreTrainedTokenizerFast.from_pretrained(out)(SPELLINGS)["input_ids"] == wanted
-    # A tokenizer that came with a directory is taken to be made for its model.
+    # The tokenizer of a Hugging Face directory is assumed to match its model, so there is no warning.
     assert export_run(out, again) == f"step 0 exported as qwen2 in float32 to {again}"
 
 
-def test_a_qwen_without_a_tokenizer_needs_no_remark(tmp_path):
-    run = made_here(tmp_path / "run", qwen2(**SMALL, context_length=16), None)
+def test_qwen_export_without_a_tokenizer_has_no_warning(tmp_path):
+    run = make_run(tmp_path / "run", qwen2(**SMALL, context_length=16), None)
     assert "\n" not in export_run(run, tmp_path / "out")
 
 
-def test_without_a_tokenizer(tmp_path):
+def test_export_without_a_tokenizer(tmp_path):
     model = llama(num_layers=1, embed_dim=16, num_heads=2, num_kv_heads=1, mlp_dim=16, vocab_size=40, context_length=16)
-    run = made_here(tmp_path / "run", model, None)
+    run = make_run(tmp_path / "run", model, None)
     export_run(run, tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["config.json", "model.safetensors"]
     again = load(tmp_path / "out")
@@ -262,7 +262,7 @@ def test_without_a_tokenizer(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, again.params, load(run).params)
 
 
-def test_an_imported_run_keeps_what_it_came_with(llama_dir, tmp_path):
+def test_imported_run_records_its_origin(llama_dir, tmp_path):
     import_run(llama_dir, tmp_path / "run")
     origin = json.loads((tmp_path / "run" / ORIGIN).read_text())
     assert origin == {"model_type": "llama", "dtype": "float32", "other_dtypes": {}}
@@ -281,8 +281,8 @@ def test_an_imported_run_keeps_what_it_came_with(llama_dir, tmp_path):
     ],
     ids=["recurrent", "vaswani"],
 )
-def test_what_cannot_be_exported(model, message, tokenizer, tmp_path):
-    run = made_here(tmp_path / "run", model, tokenizer)
+def test_models_that_cannot_be_exported(model, message, tokenizer, tmp_path):
+    run = make_run(tmp_path / "run", model, tokenizer)
     with pytest.raises(UserError, match="no Hugging Face format can hold this model") as error:
         export_run(run, tmp_path / "out")
     assert message in str(error.value)

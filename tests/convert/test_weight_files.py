@@ -1,4 +1,4 @@
-"""Safetensors files: several with an index, every dtype there and back, and how little memory they take."""
+"""Safetensors files: sharded files with an index, round trips of every dtype, and peak memory."""
 
 import json
 import os
@@ -27,10 +27,10 @@ DTYPES = {"float32": np.dtype("float32"), "float16": np.dtype("float16"), "bfloa
 
 
 def _all_tensors(directory: Path) -> dict[str, np.ndarray]:
-    found = {}
+    tensors = {}
     for file in directory.glob("*.safetensors"):
-        found |= load_file(file)
-    return found
+        tensors |= load_file(file)
+    return tensors
 
 
 def _assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
@@ -39,14 +39,14 @@ def _assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> No
 
 
 @pytest.fixture(scope="module")
-def run_dir(saved, tmp_path_factory) -> Path:
+def run_dir(sample_dir, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("runs") / "llama"
-    import_run(saved("llama"), path)
+    import_run(sample_dir("llama"), path)
     return path
 
 
 # ---------------------------------------------------------------- several files
-def test_many_small_files(run_dir, saved, tmp_path):
+def test_many_small_files(run_dir, sample_dir, tmp_path):
     export_run(run_dir, tmp_path / "out", max_bytes=20_000)
     files = sorted((tmp_path / "out").glob("*.safetensors"))
     assert len(files) > 3
@@ -55,7 +55,7 @@ def test_many_small_files(run_dir, saved, tmp_path):
     ]
     assert all(sum(t.nbytes for t in load_file(file).values()) <= 20_000 for file in files)
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
-    stored = load_file(saved("llama") / "model.safetensors")
+    stored = load_file(sample_dir("llama") / "model.safetensors")
     assert index["weight_map"].keys() == stored.keys()
     assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in stored.values())
     _assert_same(_all_tensors(tmp_path / "out"), stored)
@@ -66,22 +66,22 @@ def test_many_small_files(run_dir, saved, tmp_path):
         np.testing.assert_array_equal(theirs[name].numpy(), tensor)
 
 
-def test_a_tensor_larger_than_a_file_has_one_of_its_own(run_dir, saved, tmp_path):
+def test_tensor_larger_than_max_bytes_gets_its_own_file(run_dir, sample_dir, tmp_path):
     export_run(run_dir, tmp_path / "out", max_bytes=1)
-    stored = load_file(saved("llama") / "model.safetensors")
+    stored = load_file(sample_dir("llama") / "model.safetensors")
     assert len(list((tmp_path / "out").glob("*.safetensors"))) == len(stored)
     _assert_same(_all_tensors(tmp_path / "out"), stored)
 
 
-def test_files_that_transformers_split(loaded, tmp_path, saved):
-    model = transformers.LlamaForCausalLM.from_pretrained(saved("llama"))
+def test_load_files_sharded_by_transformers(sample_run, tmp_path, sample_dir):
+    model = transformers.LlamaForCausalLM.from_pretrained(sample_dir("llama"))
     model.save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 3
-    jax.tree.map(np.testing.assert_array_equal, load(tmp_path).params, loaded("llama").params)
+    jax.tree.map(np.testing.assert_array_equal, load(tmp_path).params, sample_run("llama").params)
 
 
-def test_tensors_begin_where_their_numbers_may_stand(tmp_path):
-    """As the library wants it; a narrow tensor of odd length first would put the wide one askew."""
+def test_tensors_are_aligned(tmp_path):
+    """Wider dtypes come first: after a float16 tensor of odd length, a float32 tensor would not be aligned."""
     rng = np.random.default_rng(0)
     arrays = {"a": rng.standard_normal(3).astype("float16"), "b": rng.standard_normal((2, 5)).astype("float32")}
     write_weights(tmp_path, [TensorPlan(name, x.shape, x.dtype, lambda x=x: x) for name, x in arrays.items()])
@@ -96,8 +96,8 @@ def test_tensors_begin_where_their_numbers_may_stand(tmp_path):
 
 # ---------------------------------------------------------------- dtypes
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_dtype_comes_back(dtype, copied, tmp_path):
-    source = copied("smollm2")
+def test_dtype_round_trip(dtype, copy_sample, tmp_path):
+    source = copy_sample("smollm2")
     source.put({name: tensor.astype(DTYPES[dtype]) for name, tensor in source.tensors().items()})
     import_run(source.path, tmp_path / "run")
     run = load(tmp_path / "run")
@@ -109,9 +109,9 @@ def test_every_dtype_comes_back(dtype, copied, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["smollm2", "bert", "gpt2"])
-def test_mixed_dtypes_come_back(name, copied, tmp_path):
-    """Norms in float32 and the rest in bfloat16, as some publish them; GPT-2's without the prefix of the hub's file."""
-    source = copied(name)
+def test_mixed_dtypes_round_trip(name, copy_sample, tmp_path):
+    """Norms in float32 and the rest in bfloat16, as in some published models; GPT-2 without the tensor name prefix."""
+    source = copy_sample(name)
     mixed = {key: tensor if tensor.ndim == 1 else tensor.astype(BF16) for key, tensor in source.tensors().items()}
     source.put({key.removeprefix("transformer."): tensor for key, tensor in mixed.items()})
     import_run(source.path, tmp_path / "run")
@@ -122,18 +122,18 @@ def test_mixed_dtypes_come_back(name, copied, tmp_path):
     assert {tensor.dtype for tensor in _all_tensors(tmp_path / "wide").values()} == {np.dtype("float32")}
 
 
-def test_another_dtype_by_name(run_dir, saved, tmp_path):
+def test_export_in_another_dtype(run_dir, sample_dir, tmp_path):
     for dtype in ("bfloat16", "float16"):
         export_run(run_dir, tmp_path / dtype, dtype=dtype)
-        wanted = load_file(saved("llama") / "model.safetensors")
+        wanted = load_file(sample_dir("llama") / "model.safetensors")
         _assert_same(_all_tensors(tmp_path / dtype), {n: t.astype(DTYPES[dtype]) for n, t in wanted.items()})
-    with pytest.raises(UserError, match=r"dtype=float8: there are: float32, float16, bfloat16"):
+    with pytest.raises(UserError, match=r"dtype=float8: unknown dtype; there are: float32, float16, bfloat16"):
         export_run(run_dir, tmp_path / "never", dtype="float8")
     assert not (tmp_path / "never").exists()
 
 
-def test_numbers_too_large_for_float16_are_named(copied, tmp_path):
-    source = copied("smollm2")
+def test_float16_overflow_names_the_tensor(copy_sample, tmp_path):
+    source = copy_sample("smollm2")
     source.put(source.tensors() | {"model.norm.weight": np.full(32, 1e5, np.float32)})
     import_run(source.path, tmp_path / "run")
     with pytest.raises(
@@ -143,16 +143,16 @@ def test_numbers_too_large_for_float16_are_named(copied, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "source"]
 
 
-def test_parameters_in_another_dtype(saved):
-    run = load(saved("smollm2"), dtype="bfloat16")
+def test_load_in_another_dtype(sample_dir):
+    run = load(sample_dir("smollm2"), dtype="bfloat16")
     assert all(leaf.dtype == BF16 for leaf in jax.tree.leaves(run.params))
 
 
 # ---------------------------------------------------------------- memory
 FILE_BYTES = 64 * 2**20
-# Everything that is resident counts, the mapped pages of the files too. A tiny model goes through first, by both ways,
-# so that what is measured is the model and not the libraries and the compiler. Writing 5 to clear_refs (proc(5)) sets
-# the peak back to now.
+# Measures resident memory, which includes memory-mapped pages of the files. A tiny model is loaded first, both at once
+# and layer by layer, so that imports and compilation are not measured. Writing 5 to clear_refs resets the peak; see
+# proc(5).
 MEASURED = """
 import sys
 from pathlib import Path
@@ -188,9 +188,9 @@ print(loading, writing)
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_memory_stays_near_that_of_the_parameters(dtype, tmp_path):
-    """Loading: the parameters and 1.2 times the largest file, which is less than the layers of one kernel together.
-    Writing: a few tensors, here well below one file."""
+def test_peak_memory_of_loading_and_writing(dtype, tmp_path):
+    """Loading needs the parameters plus at most 1.2 times the largest file, which is less than one stacked kernel.
+    Writing needs only a few tensors at a time, at most 1.2 times the size of a file."""
     model = llama(
         num_layers=24, embed_dim=512, num_heads=8, num_kv_heads=8, mlp_dim=2048, vocab_size=4000, context_length=64
     )

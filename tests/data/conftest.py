@@ -1,4 +1,4 @@
-"""A smallest run config whose data branch the tests vary."""
+"""A minimal run config, whose `data` section the tests vary."""
 
 from collections.abc import Callable
 from typing import Any
@@ -37,7 +37,7 @@ def _model(vocab_size: int, with_encoder: bool) -> ModelConfig:
 
 @pytest.fixture
 def make_config() -> Callable[..., RunConfig]:
-    """Builds a run config from the fields of its data branch, a seed and a vocabulary size."""
+    """Builds a run config from a seed, a vocabulary size and the fields of its `data` section."""
 
     def make(seed: int = 0, vocab_size: int = 259, **data: Any) -> RunConfig:
         data = {"train": MemorySource(documents=("abc",)), "tokenizer": ByteTokenizer(), "length": 8} | data

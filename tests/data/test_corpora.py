@@ -1,4 +1,4 @@
-"""The built-in corpora: splits that share nothing, and dates whose text has one meaning."""
+"""The built-in corpora: disjoint splits, and dates whose text is unambiguous."""
 
 import datetime
 import re
@@ -9,7 +9,7 @@ import pytest
 
 from jaxformer.config import DatesSource, StdlibSource
 from jaxformer.data import open_source
-from jaxformer.data.sources.dates import LANGUAGES, split_days, written
+from jaxformer.data.sources.dates import LANGUAGES, format_date, split_days
 from jaxformer.data.sources.stdlib import library_files, open_stdlib, split_files
 from jaxformer.errors import UserError
 
@@ -79,14 +79,14 @@ def test_heldout_days_never_appear_in_training():
     assert 0.09 < len(days[1]) / 73_049 < 0.11
 
 
-def test_a_text_has_one_meaning_in_all_languages_and_formats():
+def test_date_texts_are_unambiguous():
     meanings: dict[str, set[str]] = {}
     days = [datetime.date(2024, 1, 1) + datetime.timedelta(n) for n in range(366)]
     days += [day.replace(year=1924) for day in days]
     for language in LANGUAGES:
         for pattern in language.formats:
             for day in days:
-                meanings.setdefault(written(day, language, pattern).lower(), set()).add(day.isoformat())
+                meanings.setdefault(format_date(day, language, pattern).lower(), set()).add(day.isoformat())
     assert {text: iso for text, iso in meanings.items() if len(iso) > 1} == {}
 
 
@@ -104,10 +104,10 @@ def test_languages_are_complete():
     [(1, "1st"), (2, "2nd"), (3, "3rd"), (4, "4th"), (11, "11th"), (12, "12th"), (13, "13th"), (21, "21st")],
 )
 def test_english_ordinals(day, expected):
-    assert written(datetime.date(1987, 3, day), LANGUAGES[0], "{nth}") == expected
+    assert format_date(datetime.date(1987, 3, day), LANGUAGES[0], "{nth}") == expected
 
 
 def test_written_weekday_and_leading_zeros():
     day = datetime.date(1987, 3, 5)
-    assert written(day, LANGUAGES[1], "{weekday}, den {nth} {month} {y}") == "Donnerstag, den 5. März 1987"
-    assert written(day, LANGUAGES[1], "{dd}.{mm}.{y} {d}.{m}.{y}") == "05.03.1987 5.3.1987"
+    assert format_date(day, LANGUAGES[1], "{weekday}, den {nth} {month} {y}") == "Donnerstag, den 5. März 1987"
+    assert format_date(day, LANGUAGES[1], "{dd}.{mm}.{y} {d}.{m}.{y}") == "05.03.1987 5.3.1987"

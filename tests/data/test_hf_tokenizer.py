@@ -1,4 +1,4 @@
-"""Tokenizers of Hugging Face directories: the ids and texts of transformers, special ids, saving, and messages."""
+"""Tokenizers of Hugging Face directories: parity with transformers, special ids, saving and error messages."""
 
 import argparse
 import json
@@ -35,7 +35,7 @@ TEXTS = [
 ]
 
 
-# ---------------------------------------------------------------- four small tokenizers
+# ---------------------------------------------------------------- one small tokenizer per family
 def _trained(model: models.Model, trainer: trainers.Trainer, **parts: Any) -> tokenizers.Tokenizer:
     tokenizer = tokenizers.Tokenizer(model)
     for name, part in parts.items():
@@ -124,7 +124,7 @@ def backends() -> dict[str, tokenizers.Tokenizer]:
 
 @pytest.fixture
 def directory(backends, tmp_path) -> Callable[..., Path]:
-    """Writes a family's directory: settings replace its own, files stand beside them."""
+    """Writes the tokenizer directory of a family; `settings` replace its default settings, `files` are added."""
 
     def write(name: str, settings: dict[str, Any] | None = None, **files: Any) -> Path:
         (tmp_path / "tokenizer.json").write_text(backends[name].to_str())
@@ -137,7 +137,7 @@ def directory(backends, tmp_path) -> Callable[..., Path]:
 
 
 def assert_like_transformers(path: Path) -> HuggingFace:
-    """Our tokenizer of the directory, after comparing it with transformers' on all texts."""
+    """Load the tokenizer of a directory after comparing it with transformers on all texts."""
     from transformers import AutoTokenizer
 
     theirs, ours = AutoTokenizer.from_pretrained(path), load_tokenizer(path)
@@ -152,17 +152,17 @@ def assert_like_transformers(path: Path) -> HuggingFace:
 
 # ---------------------------------------------------------------- parity
 @pytest.mark.parametrize("name", FAMILIES)
-def test_ids_and_texts_are_those_of_transformers(directory, name):
+def test_ids_and_texts_equal_transformers(directory, name):
     ours = assert_like_transformers(directory(name, FAMILIES[name][1] | {"tokenizer_class": "PreTrainedTokenizerFast"}))
     assert type(ours) is HuggingFace
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_classes_of_the_families_agree(directory, name):
+def test_ids_and_texts_equal_the_tokenizer_class_of_the_family(directory, name):
     assert_like_transformers(directory(name))
 
 
-def test_what_stands_around_a_text(directory, backends):
+def test_special_tokens_around_a_text(directory, backends):
     cases = {"gpt2": ([], []), "bert": (["[CLS]"], ["[SEP]"]), "t5": ([], ["</s>"]), "llama": (["<s>"], [])}
     for name, around in cases.items():
         tokenizer = load_tokenizer(directory(name))
@@ -173,19 +173,19 @@ def test_what_stands_around_a_text(directory, backends):
 
 @pytest.mark.parametrize("flag", ["add_bos_token", "add_eos_token"])
 @pytest.mark.parametrize("value", [True, False])
-def test_the_post_processor_decides_not_the_settings(directory, flag, value):
+def test_post_processor_overrides_add_bos_and_add_eos(directory, flag, value):
     settings = FAMILIES["llama"][1] | {flag: value, "tokenizer_class": "PreTrainedTokenizerFast"}
     ours = assert_like_transformers(directory("llama", settings))
     assert ours.encode_prompt([""]) == [[ours.bos_id]]
 
 
 @pytest.mark.parametrize("name", ["bert", "t5", "gpt2"])
-@pytest.mark.parametrize("insist", [True, False])
-def test_spaces_are_cleaned_up_where_the_settings_say_so(directory, name, insist):
+@pytest.mark.parametrize("force_bpe", [True, False])
+def test_clean_up_of_spaces_follows_the_settings(directory, name, force_bpe):
     clean_up = {"clean_up_tokenization_spaces": True, "tokenizer_class": "PreTrainedTokenizerFast"}
-    insists = {"clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": insist}
-    ours = assert_like_transformers(directory(name, FAMILIES[name][1] | clean_up | insists))
-    assert (ours.decode(ours.encode("so . it 's")) == "so. it's") == (name != "gpt2" or insist)
+    force = {"clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": force_bpe}
+    ours = assert_like_transformers(directory(name, FAMILIES[name][1] | clean_up | force))
+    assert (ours.decode(ours.encode("so . it 's")) == "so. it's") == (name != "gpt2" or force_bpe)
 
 
 def test_added_tokens_and_tokens_without_an_id_yet(directory):
@@ -202,14 +202,14 @@ def test_added_tokens_and_tokens_without_an_id_yet(directory):
     assert ours.decode(ours.encode("a<pad>b [SEP]c <extra>")) == "ab c<extra>"
 
 
-def test_texts_that_spell_special_tokens_can_be_kept_apart(directory):
+def test_split_special_tokens(directory):
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "split_special_tokens": True, "eos_token": "</s>"}
     ours = assert_like_transformers(directory("llama", settings))
     assert ours.eos_id not in ours.encode("a</s>")
     assert pickle.loads(pickle.dumps(ours)).encode(TEXTS[-1]) == ours.encode(TEXTS[-1])
 
 
-def test_truncation_and_padding_of_the_file_do_not_count(directory, backends):
+def test_truncation_and_padding_in_the_file_are_ignored(directory, backends):
     path = directory("t5", FAMILIES["t5"][1] | {"tokenizer_class": "PreTrainedTokenizerFast"})
     backend = tokenizers.Tokenizer.from_str(backends["t5"].to_str())
     backend.enable_truncation(4)
@@ -219,7 +219,7 @@ def test_truncation_and_padding_of_the_file_do_not_count(directory, backends):
 
 
 @given(text=st.text(st.characters(exclude_categories=("Cs",)), max_size=40))
-def test_byte_level_keeps_any_text(text):
+def test_byte_level_round_trip_of_any_text(text):
     assert GPT2.decode(GPT2.encode(text)) == text.replace("<|endoftext|>", "")
 
 
@@ -245,21 +245,21 @@ def test_special_ids(directory, backends, name, settings, pad_bos_eos):
     assert (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id) == expected
 
 
-def test_the_map_of_special_tokens_wins_over_old_settings(directory, backends):
+def test_special_tokens_map_overrides_old_settings(directory, backends):
     path = directory("llama", {"eos_token": "<s>"}, special_tokens_map={"eos_token": {"content": "</s>"}})
     assert load_tokenizer(path).eos_id == backends["llama"].token_to_id("</s>")
 
 
-def test_all_special_tokens_are_dropped(directory, backends):
+def test_decode_drops_all_special_tokens(directory, backends):
     tokenizer = load_tokenizer(directory("bert"))
     mask = backends["bert"].token_to_id("[MASK]")
     assert tokenizer.decode([mask, *tokenizer.encode("parser"), mask]) == "parser"
-    with pytest.raises(UserError, match="id 500 is not below the tokenizer's vocabulary size 500"):
+    with pytest.raises(UserError, match="id 500 is outside the tokenizer's vocabulary of 500 ids"):
         tokenizer.decode([500])
 
 
-# ---------------------------------------------------------------- made, saved and loaded
-def test_saved_byte_for_byte(directory, tmp_path):
+# ---------------------------------------------------------------- making, saving and loading
+def test_saved_files_are_byte_identical(directory, tmp_path):
     path = directory("llama", special_tokens_map={"eos_token": "</s>"})
     (path / "chat_template.jinja").write_text("{{ messages }}")
     ours, copy = load_tokenizer(path), tmp_path / "copy"
@@ -273,7 +273,7 @@ def test_saved_byte_for_byte(directory, tmp_path):
     assert_like_transformers(copy)
 
 
-def test_the_digest_knows_the_side_files(directory):
+def test_digest_covers_the_side_files(directory):
     first = load_tokenizer(directory("llama")).digest
     assert load_tokenizer(directory("llama", {"eos_token": "<s>"})).digest != first
 
@@ -294,14 +294,14 @@ def test_made_from_a_config(directory, make_config, file):
         make_tokenizer(make_config(vocab_size=599, tokenizer=cfg.data.tokenizer), [])
 
 
-def test_fewer_ids_than_rows_are_fine():
+def test_vocabulary_may_be_smaller_than_the_embedding():
     check_vocabulary(Bytes(), 259, "vocab_size")
     check_vocabulary(Bytes(), 320, "vocab_size")
     with pytest.raises(UserError, match=r"vocab_size of 'x'=258 is less than the tokenizer's 259 ids"):
         check_vocabulary(Bytes(), 258, "vocab_size of 'x'")
 
 
-def test_a_sentencepiece_model_under_its_other_name(tmp_path):
+def test_spiece_model_is_loaded(tmp_path):
     from jaxformer.config import SentencePieceTokenizer
     from jaxformer.data import train_sentencepiece
 
@@ -312,7 +312,7 @@ def test_a_sentencepiece_model_under_its_other_name(tmp_path):
     assert tokenizer.encode_source(["a"]) == [[*tokenizer.encode("a"), 2]]
 
 
-# ---------------------------------------------------------------- messages
+# ---------------------------------------------------------------- error messages
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"model": {"type": "Unknown"}}', "\x00\x01"])
 def test_not_a_tokenizer(tmp_path, content):
     (tmp_path / "tokenizer.json").write_text(content)
@@ -320,7 +320,7 @@ def test_not_a_tokenizer(tmp_path, content):
         load_huggingface(tmp_path)
 
 
-@pytest.mark.parametrize(("content", "problem"), [("{", "is not valid JSON"), ("[1]", "holds no JSON object")])
+@pytest.mark.parametrize(("content", "problem"), [("{", "is not valid JSON"), ("[1]", "does not hold a JSON object")])
 @pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
 def test_bad_side_files(directory, file, content, problem):
     path = directory("gpt2")
@@ -330,7 +330,7 @@ def test_bad_side_files(directory, file, content, problem):
 
 
 def test_files_that_name_no_eos_token(tmp_path):
-    """Then only the model's eos counts, and text can still be encoded and decoded."""
+    """The special ids are None, and text can still be encoded and decoded."""
     tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
     tokenizer = load_tokenizer(tmp_path)
     assert (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id) == (None, None, None)
@@ -344,13 +344,13 @@ def test_no_file(tmp_path):
 
 
 @pytest.mark.parametrize("file", ["sentencepiece.bpe.model", "vocab.json", "vocab.txt"])
-def test_tokenizers_we_do_not_read(tmp_path, file):
+def test_unsupported_tokenizer_files(tmp_path, file):
     (tmp_path / file).write_text("")
-    with pytest.raises(UserError, match=rf"has no tokenizer: .*{file} alone does not make one: save the tokenizer"):
+    with pytest.raises(UserError, match=rf"has no tokenizer: .*{file} alone is not enough: save the tokenizer"):
         load_tokenizer(tmp_path)
 
 
-# ---------------------------------------------------------------- real data, where there is some
+# ---------------------------------------------------------------- real data, if available
 @pytest.mark.skipif("JAXFORMER_DATA" not in os.environ, reason="JAXFORMER_DATA names no data directory")
 def test_the_vocabulary_of_gpt2(tmp_path):
     import base64
@@ -371,7 +371,7 @@ def test_the_vocabulary_of_gpt2(tmp_path):
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     backend.add_special_tokens([AddedToken("<|endoftext|>")])
     backend.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 1024}')  # all that GPT-2's own says
+    (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 1024}')  # like GPT-2's published file
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     ours = assert_like_transformers(tmp_path)
     assert (ours.pad_id, ours.bos_id, ours.eos_id) == (50256, 50256, 50256)

@@ -1,4 +1,4 @@
-"""Sets and batches: the same rows on any number of hosts, after any restart, from memory or from disk."""
+"""Sets and batches: the same rows on any number of hosts, after restarts, and from memory or disk."""
 
 import itertools
 import json
@@ -46,14 +46,14 @@ def pairs(make_config):
     )
 
 
-def parts(cfg, tokenizer=None):
-    """What the functions of `data` take of a config."""
+def data_arguments(cfg, tokenizer=None):
+    """Return the arguments that the functions of `jaxformer.data` need from a config."""
     tokenizer = tokenizer or Bytes()
     return cfg.data, make_objective(cfg, tokenizer), tokenizer
 
 
 def build(cfg):
-    return build_set(*parts(cfg), cfg.data.train)
+    return build_set(*data_arguments(cfg), cfg.data.train)
 
 
 def loader_of(cfg, rows, **options):
@@ -65,7 +65,7 @@ def row_of(rows, index):
 
 
 def assert_same(first, second):
-    """Sequences of batches, or of stored rows."""
+    """Compare two sequences of batches or of stored rows."""
     for a, b in itertools.zip_longest(first, second):
         assert jax.tree.structure(a) == jax.tree.structure(b)
         for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
@@ -73,7 +73,7 @@ def assert_same(first, second):
             np.testing.assert_array_equal(x, y)
 
 
-def joined(batches):
+def concatenate(batches):
     return jax.tree.map(lambda *arrays: np.concatenate(arrays), *batches)
 
 
@@ -115,7 +115,7 @@ def test_objective_and_source_must_agree(make_config):
         build(cfg)
 
 
-def test_long_pairs_are_left_out_and_counted(make_config, caplog):
+def test_long_pairs_are_dropped_and_counted(make_config, caplog):
     objective = Seq2Seq(input_length=4)
     good, bad = ("abc", "x"), ("abcd", "long target")
     with caplog.at_level(logging.WARNING):
@@ -145,7 +145,7 @@ def test_global_batch_does_not_depend_on_the_number_of_hosts(cfg, train, num_hos
     whole = loader_of(cfg, rows, train=train)
     shares = [loader_of(cfg, rows, host=i, num_hosts=num_hosts, train=train) for i in range(num_hosts)]
     for step in range(whole.num_batches + 2):
-        assert_same([joined([share.batch(step) for share in shares])], [whole.batch(step)])
+        assert_same([concatenate([share.batch(step) for share in shares])], [whole.batch(step)])
 
 
 def test_hosts_must_divide_the_batch(cfg):
@@ -167,19 +167,19 @@ def test_worker_processes_change_nothing(make_config, cfg):
     assert_same(with_workers.iterate(5, 12), loader_of(cfg, rows).iterate(5, 12))
 
 
-def test_iterating_may_stop_early(cfg):
+def test_iteration_may_stop_early(cfg):
     steps = loader_of(cfg, build(cfg)).iterate(0, 10**9)
     assert_same([next(steps)], [loader_of(cfg, build(cfg)).batch(0)])
     steps.close()
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 64, 150])
-def test_every_epoch_shows_every_row_once_in_a_new_order(make_config, batch_size):
+def test_every_epoch_has_every_row_once_in_a_new_order(make_config, batch_size):
     cfg = make_config(train=MemorySource(documents=DOCUMENTS), batch_size=batch_size, length=16)
     rows = build(cfg)
     loader = loader_of(cfg, rows)
     steps = -(-3 * len(rows) // batch_size)
-    keys = row_keys(joined([loader.batch(step) for step in range(steps)]).targets)
+    keys = row_keys(concatenate([loader.batch(step) for step in range(steps)]).targets)
     epochs = [keys[i * len(rows) : (i + 1) * len(rows)] for i in range(3)]
     assert [sorted(epoch) for epoch in epochs] == [sorted(row_keys(rows.rows(range(len(rows)))["targets"]))] * 3
     assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
@@ -188,28 +188,28 @@ def test_every_epoch_shows_every_row_once_in_a_new_order(make_config, batch_size
 def test_seed_changes_the_order(make_config, cfg):
     rows = build(cfg)
     loaders = [loader_of(make_config(seed=seed, **dict(cfg.data)), rows) for seed in (0, 1, 2**40)]
-    orders = [row_keys(joined([loader.batch(step) for step in range(5)]).targets) for loader in loaders]
+    orders = [row_keys(concatenate([loader.batch(step) for step in range(5)]).targets) for loader in loaders]
     assert orders[0] != orders[1] != orders[2] != orders[0]
 
 
 def test_order_is_pinned():
-    """A run restarted with this version must see the batches it would have seen with the last."""
+    """A run that resumes after an upgrade of jaxformer must see the same batches as before."""
     assert [_order(6, seed=0, epoch=epoch).tolist() for epoch in (0, 1)] == [[5, 0, 3, 2, 1, 4], [1, 0, 3, 4, 5, 2]]
 
 
-def test_evaluation_shows_every_row_once_and_fills_with_empty_rows(cfg):
+def test_evaluation_reads_every_row_once_and_pads_with_empty_rows(cfg):
     rows = build(cfg)
     assert len(rows) % 4
     loader = loader_of(cfg, rows, train=False)
-    whole = joined(list(loader.iterate(0, loader.num_batches)))
+    whole = concatenate(list(loader.iterate(0, loader.num_batches)))
     assert len(whole.targets) == loader.num_batches * 4
     np.testing.assert_array_equal(whole.targets[: len(rows)], rows.rows(range(len(rows)))["targets"])
     assert not any(column[len(rows) :].any() for column in jax.tree.leaves(whole))
     assert whole.weights.sum() == rows.num_tokens
 
 
-def test_evaluation_may_add_empty_rows_to_every_batch(cfg):
-    """So that a batch of any size can be split over the devices at hand."""
+def test_row_multiple_adds_empty_rows_to_every_batch(cfg):
+    """The empty rows allow sharding a batch of any size over the devices."""
     rows = build(cfg)
     plain, wider = loader_of(cfg, rows, train=False), loader_of(cfg, rows, train=False, row_multiple=3)
     assert wider.num_batches == plain.num_batches
@@ -222,7 +222,7 @@ def test_evaluation_may_add_empty_rows_to_every_batch(cfg):
 
 # ---------------------------------------------------------------- corruption
 class Noisy:
-    """An objective that replaces every real token by noise and notes the generator's first number."""
+    """An objective that replaces every target by random ids from the row's generator."""
 
     def __init__(self, inner):
         self._inner = inner
@@ -239,34 +239,36 @@ def test_corruption_does_not_depend_on_hosts_and_changes_every_step(cfg, num_hos
     whole = make_loader(cfg, rows, objective)
     shares = [make_loader(cfg, rows, objective, host=i, num_hosts=num_hosts) for i in range(num_hosts)]
     for step in range(3):
-        assert_same([joined([share.batch(step) for share in shares])], [whole.batch(step)])
+        assert_same([concatenate([share.batch(step) for share in shares])], [whole.batch(step)])
     assert (whole.batch(0).targets != whole.batch(1).targets).any()
 
 
-def test_held_out_rows_are_corrupted_alike_at_every_evaluation(cfg, make_config):
-    """By their index in the set: whatever the batch size, and each row in its own way."""
+def test_every_evaluation_corrupts_rows_identically(cfg, make_config):
+    """The corruption depends on a row's index in the set, not on the batch size."""
     rows, objective = build(cfg), Noisy(make_objective(cfg, Bytes()))
     smaller = make_config(**dict(cfg.data) | {"batch_size": 2})
     loaders = [make_loader(c, rows, objective, train=False) for c in (cfg, smaller)]
-    first, second = (joined(list(loader.iterate(0, loader.num_batches))).targets[: len(rows)] for loader in loaders)
+    first, second = (
+        concatenate(list(loader.iterate(0, loader.num_batches))).targets[: len(rows)] for loader in loaders
+    )
     np.testing.assert_array_equal(first, second)
     wanted = row_generator(cfg.seed, 0, 5).randint(3, 259, 16)
     np.testing.assert_array_equal(first[5][first[5] > 0], wanted[first[5] > 0])
 
 
 def test_random_numbers_of_a_row_are_pinned():
-    """A run restarted with this version must see the corruption it would have seen with the last."""
+    """A run that resumes after an upgrade of jaxformer must see the same corruption as before."""
     assert row_generator(seed=1, step=2, row=3).randint(0, 1000, 5).tolist() == [171, 56, 1, 916, 410]
 
 
-# ---------------------------------------------------------------- prepared
-def test_prepared_batches_are_those_from_memory(pairs, tmp_path):
-    prepared = prepare(*parts(pairs), tmp_path)
+# ---------------------------------------------------------------- prepared sets
+def test_prepared_batches_equal_batches_from_memory(pairs, tmp_path):
+    prepared = prepare(*data_arguments(pairs), tmp_path)
     for train, rows, source in (
         (True, prepared.train, pairs.data.train),
         (False, prepared.heldout, pairs.data.heldout),
     ):
-        memory = build_set(*parts(pairs), source)
+        memory = build_set(*data_arguments(pairs), source)
         assert (rows.num_tokens, rows.num_bytes) == (memory.num_tokens, memory.num_bytes)
         loaders = [loader_of(pairs, packed, train=train) for packed in (rows, memory)]
         assert_same(loaders[0].iterate(0, 9), loaders[1].iterate(0, 9))
@@ -275,56 +277,56 @@ def test_prepared_batches_are_those_from_memory(pairs, tmp_path):
 
 
 def test_prepared_with_workers(pairs, make_config, tmp_path):
-    rows = prepare(*parts(pairs), tmp_path).train
+    rows = prepare(*data_arguments(pairs), tmp_path).train
     cfg = make_config(**dict(pairs.data) | {"workers": 1})
     assert_same(loader_of(cfg, rows).iterate(0, 4), loader_of(pairs, build(pairs)).iterate(0, 4))
 
 
-def test_load_sets_prefers_prepared_ones(cfg, tmp_path):
-    from_memory = load_sets(*parts(cfg), tmp_path)
+def test_load_sets_prefers_prepared_sets(cfg, tmp_path):
+    from_memory = load_sets(*data_arguments(cfg), tmp_path)
     assert from_memory.heldout is None
-    prepare(*parts(cfg), tmp_path)
-    opened = load_sets(*parts(cfg), tmp_path)
+    prepare(*data_arguments(cfg), tmp_path)
+    opened = load_sets(*data_arguments(cfg), tmp_path)
     assert type(opened.train.records) is not type(from_memory.train.records)
     assert_same([opened.train.rows([3, 1])], [from_memory.train.rows([3, 1])])
 
 
 def test_load_heldout_from_memory_and_from_disk(pairs, tmp_path):
-    first = load_heldout(*parts(pairs), tmp_path)
-    prepare(*parts(pairs), tmp_path)
-    assert_same([first.rows([0, 2])], [load_heldout(*parts(pairs), tmp_path).rows([0, 2])])
+    first = load_heldout(*data_arguments(pairs), tmp_path)
+    prepare(*data_arguments(pairs), tmp_path)
+    assert_same([first.rows([0, 2])], [load_heldout(*data_arguments(pairs), tmp_path).rows([0, 2])])
 
 
 def test_batch_size_and_seed_may_change_after_preparing(cfg, make_config, tmp_path):
-    prepare(*parts(cfg), tmp_path)
-    open_prepared(*parts(make_config(seed=9, **dict(cfg.data) | {"batch_size": 2, "prefetch": 3})), tmp_path)
+    prepare(*data_arguments(cfg), tmp_path)
+    open_prepared(*data_arguments(make_config(seed=9, **dict(cfg.data) | {"batch_size": 2, "prefetch": 3})), tmp_path)
 
 
-def test_other_settings_are_refused_by_name(cfg, make_config, tmp_path):
-    prepare(*parts(cfg), tmp_path)
+def test_error_for_other_settings_names_them(cfg, make_config, tmp_path):
+    prepare(*data_arguments(cfg), tmp_path)
     for change, message in (
         ({"length": 17}, r"data\.length: prepared with 16, now 17"),
         ({"pack": False}, r"data\.pack: prepared with true, now false"),
         ({"train": MemorySource(documents=("x",))}, r"data\.train: prepared with .*document 37"),
     ):
         with pytest.raises(UserError, match=message):
-            load_sets(*parts(make_config(**dict(cfg.data) | change)), tmp_path)
+            load_sets(*data_arguments(make_config(**dict(cfg.data) | change)), tmp_path)
 
 
-def test_another_tokenizer_is_refused(cfg, tmp_path):
-    prepare(*parts(cfg), tmp_path)
+def test_another_tokenizer_raises(cfg, tmp_path):
+    prepare(*data_arguments(cfg), tmp_path)
     other = train_sentencepiece(DOCUMENTS, 290, SentencePieceTokenizer(algorithm="bpe"))
     with pytest.raises(UserError, match="tokenizer: prepared with"):
-        load_sets(*parts(cfg, other), tmp_path)
+        load_sets(*data_arguments(cfg, other), tmp_path)
 
 
 def test_interrupted_preparation_does_not_count(cfg, tmp_path, monkeypatch):
-    prepare(*parts(cfg), tmp_path)
+    prepare(*data_arguments(cfg), tmp_path)
     monkeypatch.setattr("jaxformer.data.prepared.write_records", _interrupted)
     with pytest.raises(KeyboardInterrupt):
-        prepare(*parts(cfg), tmp_path)
+        prepare(*data_arguments(cfg), tmp_path)
     with pytest.raises(UserError, match="holds no prepared data: run jaxformer prepare"):
-        open_prepared(*parts(cfg), tmp_path)
+        open_prepared(*data_arguments(cfg), tmp_path)
 
 
 def _interrupted(*args):
@@ -332,24 +334,24 @@ def _interrupted(*args):
 
 
 def test_damaged_prepared_files(cfg, pairs, tmp_path):
-    prepare(*parts(cfg), tmp_path / "a")
+    prepare(*data_arguments(cfg), tmp_path / "a")
     meta = tmp_path / "a" / "meta.json"
     content = json.loads(meta.read_text())
     content["sets"]["train"]["rows"] += 1
     meta.write_text(json.dumps(content))
     with pytest.raises(UserError, match=r"train\.array_record: \d+ rows, but meta\.json says"):
-        open_prepared(*parts(cfg), tmp_path / "a")
+        open_prepared(*data_arguments(cfg), tmp_path / "a")
     meta.write_text("{")
     with pytest.raises(UserError, match=r"meta\.json: not valid JSON"):
-        open_prepared(*parts(cfg), tmp_path / "a")
-    records = prepare(*parts(cfg), tmp_path / "a").train.records
+        open_prepared(*data_arguments(cfg), tmp_path / "a")
+    records = prepare(*data_arguments(cfg), tmp_path / "a").train.records
     assert len(records) > 0
     (tmp_path / "a" / "train.array_record").write_bytes(b"gone")
     with pytest.raises(UserError, match=r"train\.array_record: not a readable ArrayRecord file"):
-        open_prepared(*parts(cfg), tmp_path / "a")
+        open_prepared(*data_arguments(cfg), tmp_path / "a")
 
 
-# ---------------------------------------------------------------- real data, where there is some
+# ---------------------------------------------------------------- real data, if available
 needs_data = pytest.mark.skipif("JAXFORMER_DATA" not in os.environ, reason="JAXFORMER_DATA names no data directory")
 
 

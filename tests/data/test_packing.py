@@ -1,4 +1,4 @@
-"""Packing: every token once, nothing overlapping, rows that say what is where."""
+"""Packing: every token is kept once, pieces do not overlap, and segments and positions are correct."""
 
 import time
 
@@ -13,12 +13,12 @@ LAYOUT = Layout((Side(12, ("tokens", "targets")), Side(7, ("inputs",), "input_se
 PAIRS = st.lists(st.tuples(st.integers(1, CAPACITIES[0]), st.integers(1, CAPACITIES[1])), min_size=1, max_size=60)
 
 
-def pieces_of(lengths: np.ndarray) -> list[Piece]:
-    """Pieces in which every id differs from all others, so that losses and copies show."""
-    fresh = iter(range(1, 10**6))
+def make_pieces(lengths: np.ndarray) -> list[Piece]:
+    """Make pieces in which all ids are distinct, so that lost and duplicated tokens are detected."""
+    ids = iter(range(1, 10**6))
 
     def take(n: int) -> np.ndarray:
-        return np.array([next(fresh) for _ in range(n)], np.int32)
+        return np.array([next(ids) for _ in range(n)], np.int32)
 
     return [{"tokens": take(t), "targets": take(t), "inputs": take(s)} for t, s in lengths]
 
@@ -36,10 +36,10 @@ def test_capacities_hold_and_rows_are_numbered_from_zero(lengths):
 
 
 @given(PAIRS)
-def test_rows_hold_every_piece_once_side_by_side(lengths):
+def test_rows_hold_every_piece_once_and_contiguously(lengths):
     lengths = np.array(lengths)
-    pieces, rows = pieces_of(lengths), pack(lengths, CAPACITIES)
-    batch = unpacked(pieces, rows, LAYOUT)
+    pieces, rows = make_pieces(lengths), pack(lengths, CAPACITIES)
+    batch = unpack(pieces, rows, LAYOUT)
     for row in range(rows.max() + 1):
         inside = [piece for piece, at in zip(pieces, rows, strict=True) if at == row]
         _check_side({name: batch[name][row] for name in ("tokens", "positions", "segments")}, inside, "tokens")
@@ -49,7 +49,7 @@ def test_rows_hold_every_piece_once_side_by_side(lengths):
         )
 
 
-def unpacked(pieces: list[Piece], rows: np.ndarray, layout: Layout) -> dict[str, np.ndarray]:
+def unpack(pieces: list[Piece], rows: np.ndarray, layout: Layout) -> dict[str, np.ndarray]:
     columns = dict(split_records(fill_records(pieces, rows, layout), layout))
     for side in layout.sides:
         columns[side.segments.replace("segments", "positions")] = segment_positions(columns[side.segments])
@@ -57,7 +57,7 @@ def unpacked(pieces: list[Piece], rows: np.ndarray, layout: Layout) -> dict[str,
 
 
 def _check_side(row: dict[str, np.ndarray], pieces: list[Piece], name: str) -> None:
-    """The row is its pieces one after the other, then zeros."""
+    """Check that a row holds its pieces one after another, followed by zeros."""
     columns = [piece[name] for piece in pieces]
     expected = {
         name: np.concatenate(columns),
@@ -71,15 +71,15 @@ def _check_side(row: dict[str, np.ndarray], pieces: list[Piece], name: str) -> N
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=40))
 def test_one_sided_packing_loses_nothing(lengths):
-    pieces = pieces_of(np.array([(n, 1) for n in lengths]))
+    pieces = make_pieces(np.array([(n, 1) for n in lengths]))
     rows, layout = pack(np.array(lengths)[:, None], (9,)), Layout((Side(9, ("tokens",)),))
-    batch = unpacked(pieces, rows, layout)
+    batch = unpack(pieces, rows, layout)
     assert sorted(batch["tokens"][batch["segments"] > 0]) == sorted(np.concatenate([p["tokens"] for p in pieces]))
     assert set(batch) == {"tokens", "positions", "segments"}
 
 
-def test_a_record_s_columns_lie_side_by_side():
-    """Prepared files of earlier versions have this order."""
+def test_column_order_of_records():
+    """Prepared files of earlier versions depend on this order."""
     assert LAYOUT.width == 3 * 12 + 2 * 7
     bounds = {name: (column.start, column.stop) for name, column in LAYOUT.columns.items()}
     wanted = {
@@ -90,7 +90,7 @@ def test_a_record_s_columns_lie_side_by_side():
         "input_segments": (43, 50),
     }
     assert bounds == wanted
-    columns = split_records(fill_records(pieces_of(np.array([(2, 3)])), np.array([0]), LAYOUT), LAYOUT)
+    columns = split_records(fill_records(make_pieces(np.array([(2, 3)])), np.array([0]), LAYOUT), LAYOUT)
     assert {array.dtype for array in columns.values()} == {np.dtype(np.int32)}
 
 

@@ -1,4 +1,4 @@
-"""Sources: what each kind yields, and the message for everything that can be wrong with a file."""
+"""Sources: the examples of each kind, and the error messages for invalid files."""
 
 import bz2
 import gzip
@@ -83,7 +83,7 @@ def test_broken_compression(tmp_path, suffix, whole):
     compress = {"gz": gzip.compress, "xz": lzma.compress, "bz2": bz2.compress}[suffix]
     path = tmp_path / f"a.{suffix}"
     path.write_bytes(b"plain text" if whole else compress(b"text " * 1000)[:-9])
-    with pytest.raises(UserError, match=rf"a\.{suffix}: not a whole \.{suffix} file"):
+    with pytest.raises(UserError, match=rf"a\.{suffix}: invalid or truncated \.{suffix} file"):
         open_source(TextSource(paths=(str(path),)))
 
 
@@ -108,7 +108,7 @@ def test_jsonl_texts_and_pairs(tmp_path):
         ('{"body": "x", "id": 1}', r"a\.jsonl:2: no field 'text', .*found: 'body', 'id'"),
         ('{"inputs": "x"}', r"a\.jsonl:2: no field 'text', nor both 'inputs' and 'targets'; found: 'inputs'"),
         ('{"text": 3}', r"a\.jsonl:2: field 'text' is int, expected a string"),
-        ('{"text": "\\ud800"}', r"a\.jsonl:2: field 'text' holds half of a surrogate pair"),
+        ('{"text": "\\ud800"}', r"a\.jsonl:2: field 'text' holds an unpaired surrogate"),
         ('{"inputs": "x", "targets": "y"}', r"a\.jsonl:2: has inputs and targets but the source began with text"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Texts begin and end alike in training and in decoding: with the special ids of the model, or of its tokenizer."""
+"""Special ids come from the model, or else from its tokenizer, and are the same in training and in decoding."""
 
 import numpy as np
 import pytest
@@ -35,12 +35,12 @@ def rows(model, tokenizer=None, **data):
         (SpecialIds(eos=(5, 6), decoder_start=9), (1, 9, (5, 6))),
     ],
 )
-def test_the_model_goes_before_its_tokenizer(special, wanted):
+def test_model_overrides_tokenizer(special, wanted):
     model = gpt2(**SHAPE).model_copy(update={"special": special})
     assert special_ids(model, Bytes()) == wanted
 
 
-def test_without_a_tokenizer_only_the_model_speaks():
+def test_special_ids_without_a_tokenizer():
     assert special_ids(gpt2(**SHAPE), None) == (None, None, ())
 
 
@@ -52,7 +52,7 @@ def test_without_a_tokenizer_only_the_model_speaks():
         (SpecialIds(eos=(5, 6)), (5, 5, (5, 6))),
     ],
 )
-def test_a_tokenizer_without_special_tokens_leaves_them_to_the_model(special, wanted):
+def test_tokenizer_without_special_tokens(special, wanted):
     assert special_ids(gpt2(**SHAPE).model_copy(update={"special": special}), PlainBytes()) == wanted
 
 
@@ -67,14 +67,14 @@ def test_training_without_any_eos_says_what_to_set():
         rows(gpt2(**SHAPE), PlainBytes(), train=MemorySource(documents=("ab",)), length=4)
 
 
-def test_documents_stand_between_the_model_s_ids():
+def test_training_wraps_documents_in_bos_and_eos_of_the_model():
     model = gpt2(**SHAPE).model_copy(update={"special": SpecialIds(bos=290, eos=(291, 292))})
     batch = rows(model, train=MemorySource(documents=("ab",)), length=4)
     np.testing.assert_array_equal(batch["tokens"][:3], [290, 100, 101])
     np.testing.assert_array_equal(batch["targets"][:3], [100, 101, 291])
 
 
-def test_a_decoder_starts_in_training_as_in_decoding():
+def test_training_uses_the_decoder_start_token():
     model = vaswani(**SHAPE, mlp_dim=8).model_copy(update={"special": SpecialIds(eos=(291,), decoder_start=295)})
     data = {"train": MemorySource(pairs=(("ab", "c"),)), "length": 4, "objective": Seq2Seq(input_length=4)}
     batch = rows(model, **data)

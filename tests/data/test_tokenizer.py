@@ -1,4 +1,4 @@
-"""Tokenizers: exact round trips, special ids, saving, and the messages for what cannot be made or loaded."""
+"""Tokenizers: exact round trips, special ids, saving, loading and error messages."""
 
 import argparse
 import io
@@ -40,7 +40,7 @@ def test_round_trip(trained, text):
 
 
 @given(text=st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\u2581"), max_size=40))
-def test_any_text_survives(text):
+def test_round_trip_of_any_text(text):
     assert SMALL.decode(SMALL.encode(text)) == text
     assert Bytes().decode(Bytes().encode(text)) == text
 
@@ -48,7 +48,7 @@ def test_any_text_survives(text):
 SMALL = train_sentencepiece([SOURCE[:20_000]], 400, SentencePieceTokenizer(algorithm="bpe"))
 
 
-def test_without_byte_fallback_white_space_survives():
+def test_round_trip_of_white_space_without_byte_fallback():
     cfg = SentencePieceTokenizer(byte_fallback=False, algorithm="bpe")
     tokenizer = train_sentencepiece(["if x:\n\treturn  y ż\n"] * 20, 25, cfg)
     text = "if x:\n\n\t  return ż\n"
@@ -67,13 +67,13 @@ def test_bytes_ids():
     assert Bytes().decode([198]) == "\ufffd"
 
 
-def test_specials_are_dropped_and_unknown_ids_refused(trained):
+def test_decode_drops_special_ids_and_rejects_unknown_ids(trained):
     for tokenizer in (trained, Bytes()):
         ids = tokenizer.encode("hello")
         assert tokenizer.decode([tokenizer.bos_id, *ids, tokenizer.eos_id, tokenizer.pad_id]) == "hello"
-        with pytest.raises(UserError, match=f"id {tokenizer.vocab_size} is not below"):
+        with pytest.raises(UserError, match=f"id {tokenizer.vocab_size} is outside"):
             tokenizer.decode([tokenizer.vocab_size])
-        with pytest.raises(UserError, match="id -1 is not below"):
+        with pytest.raises(UserError, match="id -1 is outside"):
             tokenizer.decode([-1])
 
 
@@ -117,11 +117,11 @@ def test_training_is_deterministic_and_silent(trained, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_training_text_is_drawn_evenly():
+def test_training_text_is_sampled_evenly():
     texts = [f"{i:03d} line\n" * 100 for i in range(100)]
-    drawn = list(select_sentences(texts, 20_000))
-    assert 19_000 < sum(map(len, drawn)) <= 20_000
-    assert len({sentence[:3] for sentence in drawn}) == 100
+    sample = list(select_sentences(texts, 20_000))
+    assert 19_000 < sum(map(len, sample)) <= 20_000
+    assert len({sentence[:3] for sentence in sample}) == 100
     assert list(select_sentences(texts, 10**6)) == [line for text in texts for line in text.split("\n") if line]
 
 
@@ -130,7 +130,7 @@ def test_long_lines_are_trained_on():
     assert len(tokenizer.encode("wordy")) < 5
 
 
-# ---------------------------------------------------------------- made from a config
+# ---------------------------------------------------------------- tokenizers of a config
 @pytest.mark.parametrize("algorithm", ["unigram", "bpe"])
 def test_vocabulary_larger_than_the_text_can_fill(make_config, algorithm):
     cfg = make_config(vocab_size=5000, tokenizer=SentencePieceTokenizer(algorithm=algorithm))
@@ -174,7 +174,7 @@ def test_bytes_from_config(make_config):
     assert isinstance(make_tokenizer(make_config(tokenizer=ByteTokenizer()), []), Bytes)
 
 
-# ---------------------------------------------------------------- saved and loaded
+# ---------------------------------------------------------------- saving and loading
 def test_save_and_load(trained, tmp_path):
     for i, tokenizer in enumerate((trained, Bytes())):
         directory = tmp_path / str(i)
@@ -186,7 +186,7 @@ def test_save_and_load(trained, tmp_path):
         assert loaded.encode(AWKWARD) == tokenizer.encode(AWKWARD)
 
 
-def test_trained_into_a_file(tmp_path):
+def test_train_tokenizer_file(tmp_path):
     (tmp_path / "a.txt").write_text(SOURCE[:5000])
     path = train_tokenizer_file([str(tmp_path / "*.txt")], 350, "bpe", tmp_path / "my.model")
     assert path == tmp_path / "my.model"
@@ -197,8 +197,8 @@ def test_pickle(trained):
     assert pickle.loads(pickle.dumps(trained)).encode(AWKWARD) == trained.encode(AWKWARD)
 
 
-def test_nothing_to_load(tmp_path):
-    with pytest.raises(UserError, match=r"has no tokenizer: none of tokenizer\.json, tokenizer\.model,"):
+def test_missing_and_invalid_files(tmp_path):
+    with pytest.raises(UserError, match=r"has no tokenizer: it holds none of tokenizer\.json, tokenizer\.model,"):
         load_tokenizer(tmp_path)
     with pytest.raises(UserError, match=r"no\.model' cannot be read \(No such file"):
         load_sentencepiece(tmp_path / "no.model")

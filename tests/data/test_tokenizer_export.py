@@ -1,4 +1,4 @@
-"""Our tokenizers as Hugging Face files: the ids of SentencePiece, in our hands and in transformers'."""
+"""Tokenizers exported as Hugging Face files: the same ids as before, both in jaxformer and in transformers."""
 
 import argparse
 import io
@@ -48,7 +48,7 @@ def _train(algorithm: str, byte_fallback: bool, text: str) -> SentencePiece:
     return train_sentencepiece([text], 560, cfg)
 
 
-# The last is trained on text without the letters of "<s>": they are no pieces.
+# The last one is trained without the characters of special token names such as "<s>", so these are not pieces.
 TRAINED = {
     "bpe": _train("bpe", True, SOURCE),
     "unigram": _train("unigram", True, SOURCE),
@@ -60,34 +60,34 @@ ALL: dict[str, Tokenizer] = TRAINED | {"bytes": Bytes()}
 CONVERTED = {name: HuggingFace(huggingface_files(tokenizer, "decoder-only")) for name, tokenizer in ALL.items()}
 
 
-# ---------------------------------------------------------------- the same ids
+# ---------------------------------------------------------------- equal ids
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize(
     "file", ["json/encoder.py", "html/entities.py", pytest.param("_pydecimal.py", marks=pytest.mark.slow)]
 )
-def test_documents_and_their_lines(name, file):
+def test_ids_of_documents_and_lines(name, file):
     text = (LIBRARY / file).read_text(encoding="utf-8")
     texts = [text, *text.split("\n"), *AWKWARD]
     assert CONVERTED[name].encode_batch(texts) == ALL[name].encode_batch(texts)
 
 
 @given(pieces=st.lists(ALPHABET, max_size=30))
-def test_any_text(pieces):
+def test_ids_of_any_text(pieces):
     text = "".join(pieces)
     for name, tokenizer in ALL.items():
         ids = tokenizer.encode(text)
         assert CONVERTED[name].encode(text) == ids
-        if name in ("bpe", "unigram", "bytes"):  # without bytes to fall back on, unknown pieces are lost
+        if name in ("bpe", "unigram", "bytes"):  # without byte fallback, unknown characters are lost
             assert CONVERTED[name].decode(ids) == tokenizer.decode(ids)
 
 
 @given(ids=st.lists(st.integers(0, 258), max_size=20))
-def test_any_bytes(ids):
+def test_decoding_of_any_bytes(ids):
     assert CONVERTED["bytes"].decode(ids) == Bytes().decode(ids)
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_the_same_special_ids(name):
+def test_special_ids(name):
     ours, converted = ALL[name], CONVERTED[name]
     for field in ("pad_id", "bos_id", "eos_id", "vocab_size"):
         assert getattr(converted, field) == getattr(ours, field)
@@ -105,7 +105,7 @@ def test_the_same_special_ids(name):
         ("encoder-only", "bert"),
     ],
 )
-def test_transformers_loads_it(tmp_path, name, shape, model_type):
+def test_transformers_loads_exported_tokenizers(tmp_path, name, shape, model_type):
     from transformers import AutoTokenizer
 
     for file, content in huggingface_files(ALL[name], shape).items():
@@ -118,27 +118,27 @@ def test_transformers_loads_it(tmp_path, name, shape, model_type):
     assert (theirs.pad_token_id, theirs.bos_token_id, theirs.eos_token_id) == (0, 1, 2)
 
 
-def test_hugging_face_files_stay_as_they_are():
+def test_hugging_face_files_are_returned_unchanged():
     files = HuggingFace(huggingface_files(TRAINED["bpe"], "encoder-decoder")).files()
     assert sorted(files) == ["tokenizer.json", "tokenizer_config.json"]
     assert huggingface_files(HuggingFace(files), "decoder-only") == files
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_the_model_itself_stands_beside(tmp_path, name):
-    """Whatever reads SentencePiece has the very same tokenizer."""
+def test_sentencepiece_model_is_exported_too(tmp_path, name):
+    """Programs that read SentencePiece models can use the original model."""
     _write(tmp_path, ALL[name])
     assert load_sentencepiece(tmp_path / "tokenizer.model").digest == ALL[name].digest
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_directory_gives_the_same_ids_and_texts(tmp_path, name):
+def test_exported_directory_gives_the_same_ids_and_texts(tmp_path, name):
     _write(tmp_path, ALL[name])
-    found, ids = find_tokenizer(tmp_path), ALL[name].encode_batch(AWKWARD)
-    assert found.encode_batch(AWKWARD) == ids
-    assert found.encode_prompt(AWKWARD) == ALL[name].encode_prompt(AWKWARD)
-    if name in ("bpe", "unigram", "bytes"):  # without bytes to fall back on, unknown pieces are lost
-        assert [found.decode(row) for row in ids] == [ALL[name].decode(row) for row in ids]
+    exported, ids = find_tokenizer(tmp_path), ALL[name].encode_batch(AWKWARD)
+    assert exported.encode_batch(AWKWARD) == ids
+    assert exported.encode_prompt(AWKWARD) == ALL[name].encode_prompt(AWKWARD)
+    if name in ("bpe", "unigram", "bytes"):  # without byte fallback, unknown characters are lost
+        assert [exported.decode(row) for row in ids] == [ALL[name].decode(row) for row in ids]
 
 
 def _write(directory: Path, tokenizer: Tokenizer) -> None:
@@ -146,10 +146,10 @@ def _write(directory: Path, tokenizer: Tokenizer) -> None:
         (directory / file).write_bytes(content)
 
 
-# ---------------------------------------------------------------- models from elsewhere
+# ---------------------------------------------------------------- models of other programs
 @pytest.mark.parametrize("algorithm", ["unigram", "bpe"])
-def test_other_white_space_rules(algorithm):
-    tokenizer = SentencePiece(_model(model_type=algorithm))  # SentencePiece's defaults: NFKC, single spaces, a prefix
+def test_default_normalization_of_sentencepiece(algorithm):
+    tokenizer = SentencePiece(_model(model_type=algorithm))  # the defaults: NFKC, single spaces, a dummy prefix
     converted = HuggingFace(huggingface_files(tokenizer, "encoder-decoder"))
     texts = [*SOURCE.split("\n")[:200], "  a  b ", "ﬁ Ⅳ\xa0x"]
     assert converted.encode_batch(texts) == tokenizer.encode_batch(texts)
@@ -159,11 +159,11 @@ def test_other_white_space_rules(algorithm):
     ("options", "obstacle"),
     [
         ({"model_type": "char"}, "it is neither unigram nor bpe"),
-        ({"treat_whitespace_as_suffix": True}, "it does not mark spaces before a word"),
-        ({"user_defined_symbols": ["@@"]}, "user-defined symbols together with add_dummy_prefix"),
+        ({"treat_whitespace_as_suffix": True}, "it does not mark a space as the prefix of the next word"),
+        ({"user_defined_symbols": ["@@"]}, "it combines user-defined symbols with add_dummy_prefix"),
     ],
 )
-def test_what_cannot_be_said(options, obstacle):
+def test_unsupported_sentencepiece_options(options, obstacle):
     tokenizer = SentencePiece(_model(**options))
     with pytest.raises(
         UserError, match=f"cannot be written as tokenizer.json: {obstacle}.*; export without the tokenizer"
@@ -175,11 +175,11 @@ def test_what_cannot_be_said(options, obstacle):
     ("algorithm", "edit", "obstacle"),
     [
         ("bpe", {"score": -1.0}, r"the bpe pieces \['.*'\] have the same score"),
-        ("unigram", {"piece": "\u1234\u1235"}, "'\u1234' is part of pieces but no piece itself"),
+        ("unigram", {"piece": "\u1234\u1235"}, "'\u1234' is part of pieces but not a piece itself"),
         ("unigram", {"type": ModelProto.SentencePiece.UNUSED}, "it has unused pieces"),
     ],
 )
-def test_edited_models_that_cannot_be_said(algorithm, edit, obstacle):
+def test_unsupported_sentencepiece_pieces(algorithm, edit, obstacle):
     proto = ModelProto.FromString(_model(model_type=algorithm))
     for field, value in edit.items():
         setattr(

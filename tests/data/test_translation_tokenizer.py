@@ -42,19 +42,19 @@ def theirs(directory):
 
 @pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
 @pytest.mark.parametrize("text", TEXTS)
-def test_sources_are_those_of_transformers(directory, theirs, text):
+def test_source_ids_equal_transformers(directory, theirs, text):
     assert load_tokenizer(directory).encode_source([text]) == [theirs(text).input_ids]
 
 
 @pytest.mark.parametrize("text", ["der Frosch bat Tom", "Zahlen 3!", "Ω"])
-def test_targets_and_their_texts_are_those_of_transformers(directory, theirs, text):
+def test_target_ids_and_texts_equal_transformers(directory, theirs, text):
     ours = load_tokenizer(directory)
     wanted = theirs(text_target=text).input_ids
     assert [*ours.encode(text), ours.eos_id] == wanted
     assert ours.decode(wanted) == theirs.decode(wanted, skip_special_tokens=True)
 
 
-def test_a_saved_one_is_the_same(directory, tmp_path):
+def test_save_and_load(directory, tmp_path):
     ours = load_tokenizer(directory)
     ours.save(tmp_path)
     again = load_tokenizer(tmp_path)
@@ -68,7 +68,7 @@ def test_a_saved_one_is_the_same(directory, tmp_path):
     )
 
 
-def test_what_is_missing_is_named(directory, tmp_path):
+def test_missing_and_invalid_files(directory, tmp_path):
     (tmp_path / "source.spm").write_bytes((directory / "source.spm").read_bytes())
     with pytest.raises(UserError, match=r"source\.spm but not target\.spm"):
         load_tokenizer(tmp_path)

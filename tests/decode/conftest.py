@@ -32,7 +32,7 @@ VOCAB = 264
 
 
 def windowed_rope() -> ModelConfig:
-    """Grouped-query attention, rotary positions, and a pattern of a local and a global block over three layers."""
+    """Grouped-query attention, rotary positions, and three layers that alternate between local and global attention."""
     attention = AttentionConfig(num_heads=4, num_kv_heads=2, head_dim=8, causal=True, position=Rope())
     local = attention.model_copy(update={"window": 4})
     mlp, norm = MlpConfig(dim=48, activation="silu", gated=True), NormConfig(kind="rms")
@@ -53,7 +53,7 @@ MODELS = {
 
 
 def untrained(model: ModelConfig) -> Run:
-    # Larger than usual: logits are far apart, so that rounding does not decide which token is most likely.
+    # Larger weights than usual keep logits far apart, so that rounding does not decide which token is most likely.
     init = model.init.model_copy(update={"kernel": NormalInit(stddev=0.3), "embedding": NormalInit(stddev=0.5)})
     model = model.model_copy(update={"init": init})
     data = {"train": MemorySource(documents=("x",)), "tokenizer": ByteTokenizer(), "length": 32}
@@ -65,7 +65,7 @@ def untrained(model: ModelConfig) -> Run:
 
 @pytest.fixture(
     scope="session",
-    # Learned positions are the simplest case of all; a release checks them too.
+    # Learned positions are the simplest case, so they run only with the slow tests.
     params=[pytest.param(name, marks=pytest.mark.slow if name == "learned" else ()) for name in sorted(MODELS)],
 )
 def run(request, run_of) -> Run:
@@ -100,5 +100,5 @@ def translator(run_of) -> Run:
 
 @pytest.fixture(scope="session", params=["decoder_run", "translator"])
 def either_run(request) -> Run:
-    """A decoder-only and an encoder-decoder run, for tests that positions and windows do not concern."""
+    """A decoder-only and an encoder-decoder run, for tests that do not depend on positions or windows."""
     return request.getfixturevalue(request.param)

@@ -1,4 +1,4 @@
-"""Caches: what a ring keeps, prefill in chunks, int8 keys and values."""
+"""KV caches: ring caches, prefill in chunks, int8 keys and values."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ from jaxformer.layers.attention import KeysValues
 from jaxformer.ops.attention import AttentionInputs, AttentionParams, attend
 from jaxformer.typing import tokens_from_ids
 
-WINDOW = 4  # of every other layer of `ring_run`
+WINDOW = 4  # of the local layers of `ring_run`
 LENGTHS = np.array([19, 3, 11, 1], np.int32)
 IDS = np.random.default_rng(0).integers(3, 250, (4, 20)).astype(np.int32)
 LATER = np.random.default_rng(1).integers(3, 250, (9, 4)).astype(np.int32)
@@ -34,7 +34,7 @@ def with_cache(run: Run, cache: str) -> Run:
     return Run(run.config, model, run.params, run.tokenizer, 0)
 
 
-# ---------------------------------------------------------------- a ring
+# ---------------------------------------------------------------- ring caches
 @pytest.mark.parametrize("length", [5, 32, 10_000])
 def test_a_ring_is_as_large_as_its_window_whatever_the_length(ring_run, length):
     caches = jax.eval_shape(lambda: make_caches(ring_run.config.model, 3, length, Runtime()))
@@ -62,18 +62,18 @@ def _prefill_in_chunks(run: Run, ids: np.ndarray, lengths: np.ndarray, size: int
 
 
 @pytest.mark.parametrize("size", [20, WINDOW + 1, pytest.param(WINDOW, marks=pytest.mark.slow), 2])
-def test_chunks_of_any_size_give_the_full_forward(ring_run, size):
-    """Rows that end in an earlier chunk do not change; then all rows go twice around the ring."""
+def test_chunks_of_any_size_give_the_logits_of_the_full_forward(ring_run, size):
+    """Rows that end in an earlier chunk do not change; then every row wraps around the ring twice."""
     model, params = ring_run.decoding
     rows, logits_BV = _prefill_in_chunks(ring_run, IDS, LENGTHS, size)
     assert np.array_equal(rows.lengths_B, LENGTHS)
-    wanted_BTV = _whole(ring_run)
+    wanted_BTV = _full_forward_logits(ring_run)
     for token_B in LATER:
         _check_close(logits_BV, wanted_BTV[np.arange(4), rows.lengths_B - 1])
         rows, logits_BV = step(model, params, rows, token_B)
 
 
-def _whole(run: Run) -> np.ndarray:
+def _full_forward_logits(run: Run) -> np.ndarray:
     """Logits of the full forward pass over the prompts and the later tokens."""
     ids = np.zeros((4, CAPACITY), np.int32)
     for i, length in enumerate(LENGTHS):
@@ -82,8 +82,8 @@ def _whole(run: Run) -> np.ndarray:
     return np.asarray(forward(run, ids, mask=np.arange(CAPACITY) < LENGTHS[:, None] + len(LATER)))
 
 
-def _check_close(found: np.ndarray, wanted: np.ndarray, tolerance: float = 1e-5) -> None:
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance * np.abs(wanted).max())
+def _check_close(actual: np.ndarray, expected: np.ndarray, tolerance: float = 1e-5) -> None:
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("size", [WINDOW + 1, pytest.param(2, marks=pytest.mark.slow)])
@@ -112,7 +112,7 @@ def test_one_token_at_a_time_equals_one_prefill(ring_run, cache):
     _check_close(logits_BV, wanted_BV, 1e-5 if cache == "dtype" else 1e-4)
 
 
-def test_a_ring_keeps_the_last_of_each_row_and_no_padding():
+def test_a_ring_keeps_the_last_tokens_of_each_row_and_no_padding():
     """Every vector holds its token index: entry i must hold the last index that is i modulo the size."""
     empty = jnp.full((3, 1, 5, 1), -1.0)
     ring, starts = RingCache(empty, empty, 5), np.zeros(3, np.int32)
@@ -135,8 +135,8 @@ def _logits(run: Run, prompts: list[list[int]], capacity: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("part", [8, pytest.param(16, marks=pytest.mark.slow)])
-def test_prefill_in_chunks_changes_nothing(run, part, monkeypatch):
-    """Rows end within the first chunk, at its end, and near a capacity that is no multiple of a chunk."""
+def test_prefill_in_chunks_does_not_change_the_output(run, part, monkeypatch):
+    """Rows end within the first chunk, at its end, and near a capacity that is not a multiple of the chunk size."""
     prompts = [[*IDS[i], *IDS[i]][:n] for i, n in enumerate((3, 8, 20, 23))]
     plain = _logits(run, prompts, 24), generate(run, prompts, 1), generate(run, prompts, 8)
     monkeypatch.setattr(slots, "PREFILL_CHUNK", part)
@@ -148,13 +148,13 @@ def test_beams_start_from_a_prefill_in_chunks(decoder_run, monkeypatch):
     prompts = [IDS[0, :19].tolist(), IDS[1, :3].tolist()]
     whole = search(decoder_run, prompts, 4, num_beams=2)
     monkeypatch.setattr(slots, "PREFILL_CHUNK", 8)
-    for found, wanted in zip(search(decoder_run, prompts, 4, num_beams=2), whole, strict=True):
-        assert [each.output for each in found] == [each.output for each in wanted]
-        np.testing.assert_allclose([each.score for each in found], [each.score for each in wanted], atol=1e-5)
+    for actual, expected in zip(search(decoder_run, prompts, 4, num_beams=2), whole, strict=True):
+        assert [each.output for each in actual] == [each.output for each in expected]
+        np.testing.assert_allclose([each.score for each in actual], [each.score for each in expected], atol=1e-5)
 
 
-def test_a_chunk_needs_memory_for_its_own_scores_only(ring_run):
-    """Besides the donated cache: the attention scores of the chunk over all keys, and a copy of keys and values."""
+def test_a_chunk_needs_memory_only_for_its_own_attention_scores(ring_run):
+    """Besides the donated cache, a chunk needs its attention scores over all keys, and a copy of keys and values."""
     model, params = ring_run.decoding
     B, T, layer = 2, 32, model.config.decoder.blocks[1].attention
 
@@ -197,15 +197,15 @@ def test_attention_over_int8_is_attention_over_rounded_keys_and_values(window):
     q, k, v = (rng.normal(size=shape).astype(np.float32) for shape in ((2, T, 4, 8), (2, 2, T, 8), (2, 2, T, 8)))
     k[0, 0, 2] = 0.0  # its scale is 0
     config = AttentionConfig(num_heads=4, num_kv_heads=2, head_dim=8, causal=True, position=Rope(), window=window)
-    found = []
+    outputs = []
     cache = make_caches(_one_layer(config), 2, 16, Runtime(cache="int8"))[0].attention
     for start, stop in ((0, 4), (4, 6), *((i, i + 1) for i in range(6, T))):
         new = KeysValues(jnp.asarray(k[:, :, start:stop]), jnp.asarray(v[:, :, start:stop]))
-        at, count = jnp.full(2, start), jnp.full(2, stop - start)
-        cache, seen, mask = cache.extend(new, at, count, window)
+        starts, lengths = jnp.full(2, start), jnp.full(2, stop - start)
+        cache, seen, mask = cache.extend(new, starts, lengths, window)
         inputs = AttentionInputs(jnp.asarray(q[:, start:stop]), *seen, mask, AttentionParams(scale=0.5))
-        found.append(attend(inputs, platform="cpu"))
-    np.testing.assert_allclose(np.concatenate(found, axis=1), _attended(q, k, v, window), rtol=0, atol=1e-5)
+        outputs.append(attend(inputs, platform="cpu"))
+    np.testing.assert_allclose(np.concatenate(outputs, axis=1), _attention(q, k, v, window), rtol=0, atol=1e-5)
 
 
 def _one_layer(attention: AttentionConfig) -> ModelConfig:
@@ -213,7 +213,7 @@ def _one_layer(attention: AttentionConfig) -> ModelConfig:
     return ModelConfig(vocab_size=8, embed_dim=8, decoder=StackConfig(num_layers=1, pattern=(block,)))
 
 
-def _attended(q_BTNH: np.ndarray, k_BKSH: np.ndarray, v_BKSH: np.ndarray, window: int | None) -> np.ndarray:
+def _attention(q_BTNH: np.ndarray, k_BKSH: np.ndarray, v_BKSH: np.ndarray, window: int | None) -> np.ndarray:
     k_BNSH, v_BNSH = (np.repeat(_rounded(x.astype(np.float64)), 2, axis=1) for x in (k_BKSH, v_BKSH))
     scores_BNTS = 0.5 * np.einsum("BTNH,BNSH->BNTS", q_BTNH, k_BNSH)
     distance_TS = np.arange(k_BNSH.shape[2])[:, None] - np.arange(k_BNSH.shape[2])
@@ -241,6 +241,6 @@ def test_int8_rows_do_not_depend_on_their_batch(ring_run):
     assert generate(run, prompts, **settings) == [generate(run, [row], **settings)[0] for row in prompts]
 
 
-def test_other_kinds_of_caches_are_refused(tmp_path):
+def test_unknown_cache_formats_are_rejected(tmp_path):
     with pytest.raises(UserError, match=r"cache='int4': must be 'int8' or none"):
         jf.load(tmp_path, cache="int4")

@@ -20,8 +20,8 @@ def hidden(model, row) -> np.ndarray:
     import torch
 
     with torch.no_grad():
-        found = model(torch.tensor([row]), output_hidden_states=True)
-    return found.hidden_states[-1][0].numpy()
+        outputs = model(torch.tensor([row]), output_hidden_states=True)
+    return outputs.hidden_states[-1][0].numpy()
 
 
 @pytest.mark.parametrize("normalize", [True, False])
@@ -30,13 +30,13 @@ def hidden(model, row) -> np.ndarray:
 )
 def test_vectors_are_pooled_hidden_states(both, pooling, pool, normalize):
     model, run = both
-    wanted = np.stack([pool(hidden(model, row)) for row in ROWS])
+    expected = np.stack([pool(hidden(model, row)) for row in ROWS])
     if normalize:
-        wanted /= np.linalg.norm(wanted, axis=1, keepdims=True)
-    np.testing.assert_allclose(jf.embed(run, ROWS, pooling, normalize), wanted, atol=1e-5)
+        expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(jf.embed(run, ROWS, pooling, normalize), expected, atol=1e-5)
 
 
-def test_a_text_s_vector_does_not_depend_on_its_neighbours(both):
+def test_vectors_do_not_depend_on_the_batch(both):
     _, run = both
     alone = np.concatenate([jf.embed(run, [row]) for row in ROWS])
     np.testing.assert_allclose(jf.embed(run, ROWS), alone, atol=1e-6)
@@ -46,7 +46,7 @@ def test_no_texts_give_no_vectors(both):
     assert jf.embed(both[1], []).shape == (0, 32)
 
 
-def test_what_cannot_be_embedded_says_so(both, tmp_path):
+def test_unknown_pooling_and_encoder_decoders_are_rejected(both, tmp_path):
     with pytest.raises(UserError, match="pooling='max': must be one of mean, cls, last"):
         jf.embed(both[1], ROWS, pooling="max")
     SAMPLES["t5"].save(tmp_path)

@@ -7,7 +7,7 @@ import jaxformer as jf
 from jaxformer.convert import SAMPLES
 
 NUM_BEAMS, NEW = 4, 8
-# Ours, and what transformers calls it.
+# Pairs of our settings and the settings of transformers.
 BOTH_SHAPES = [
     ({"repetition_penalty": 1.7}, {"repetition_penalty": 1.7}),
     ({"no_repeat_ngram": 2}, {"no_repeat_ngram_size": 2}),
@@ -32,7 +32,7 @@ CASES = [("gpt2", *pair) for pair in BOTH_SHAPES] + [("t5", *pair) for pair in B
 
 
 def _cases(quick: str) -> list:
-    """All cases; only those of one model, and those that the other does not have, are in the default run."""
+    """All cases; only those of the model `quick` and those with forced_first are in the default run."""
     return [
         pytest.param(
             name,
@@ -58,23 +58,23 @@ def prompts() -> list[list[int]]:
     return [rng.integers(3, 90, length).tolist() for length in (1, 4, 7, 11) * 5]
 
 
-def theirs(model, prompts: list[list[int]], num_beams: int, **settings) -> dict[tuple[int, ...], tuple]:
-    """Their outputs by prompt, new tokens only and cut before eos; with beams also their scores."""
-    found = {}
-    for length in {len(prompt) for prompt in prompts}:  # their penalties would count padding as tokens
+def transformers_outputs(model, prompts: list[list[int]], num_beams: int, **settings) -> dict[tuple[int, ...], tuple]:
+    """Outputs of transformers by prompt, new tokens only and without eos; with beams also their scores."""
+    outputs = {}
+    for length in {len(prompt) for prompt in prompts}:  # the penalties of transformers would count padding as tokens
         same = [prompt for prompt in prompts if len(prompt) == length]
-        rows, scores = _theirs(model, same, num_beams, **settings)
+        rows, scores = _transformers_generate(model, same, num_beams, **settings)
         for i, prompt in enumerate(same):
-            own = slice(i * num_beams, (i + 1) * num_beams)
-            found[tuple(prompt)] = rows[own], None if scores is None else scores[own]
-    return found
+            beams = slice(i * num_beams, (i + 1) * num_beams)
+            outputs[tuple(prompt)] = rows[beams], None if scores is None else scores[beams]
+    return outputs
 
 
-def _theirs(model, prompts: list[list[int]], num_beams: int, **settings):
+def _transformers_generate(model, prompts: list[list[int]], num_beams: int, **settings):
     import torch
 
     ids = torch.tensor(prompts)
-    found = model.generate(
+    result = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=NEW,
@@ -89,8 +89,8 @@ def _theirs(model, prompts: list[list[int]], num_beams: int, **settings):
     )
     start = 1 if model.config.is_encoder_decoder else ids.shape[1]
     eos = model.generation_config.eos_token_id
-    rows = [row[start:] for row in found.sequences.tolist()]
-    return [row[: row.index(eos)] if eos in row else row for row in rows], found.get("sequences_scores")
+    rows = [row[start:] for row in result.sequences.tolist()]
+    return [row[: row.index(eos)] if eos in row else row for row in rows], result.get("sequences_scores")
 
 
 @pytest.fixture(scope="module")
@@ -102,29 +102,29 @@ def plain(pairs, prompts) -> dict[str, list[list[int]]]:
 @pytest.mark.parametrize(("name", "ours", "expected"), _cases(quick="gpt2"))
 def test_greedy(pairs, prompts, plain, name, ours, expected):
     model, run = pairs[name]
-    found = jf.generate(run, prompts, NEW, batch_size=8, **ours)
-    wanted = theirs(model, prompts, 1, **expected)
-    assert found == [wanted[tuple(prompt)][0][0] for prompt in prompts]
-    assert found != plain[name]
+    outputs = jf.generate(run, prompts, NEW, batch_size=8, **ours)
+    reference = transformers_outputs(model, prompts, 1, **expected)
+    assert outputs == [reference[tuple(prompt)][0][0] for prompt in prompts]
+    assert outputs != plain[name]
 
 
 @pytest.mark.parametrize(("name", "ours", "expected"), _cases(quick="t5"))
 def test_beams(pairs, prompts, name, ours, expected):
     model, run = pairs[name]
-    searched = jf.search(run, prompts, NEW, num_beams=NUM_BEAMS, batch_size=NUM_BEAMS * len(prompts), **ours)
-    wanted = theirs(model, prompts, NUM_BEAMS, **expected)
-    for prompt, found in zip(prompts, searched, strict=True):
-        rows, scores = wanted[tuple(prompt)]
-        assert [hypothesis.output for hypothesis in found] == rows
-        np.testing.assert_allclose([hypothesis.score for hypothesis in found], scores, atol=1e-4)
+    results = jf.search(run, prompts, NEW, num_beams=NUM_BEAMS, batch_size=NUM_BEAMS * len(prompts), **ours)
+    reference = transformers_outputs(model, prompts, NUM_BEAMS, **expected)
+    for prompt, hypotheses in zip(prompts, results, strict=True):
+        rows, scores = reference[tuple(prompt)]
+        assert [hypothesis.output for hypothesis in hypotheses] == rows
+        np.testing.assert_allclose([hypothesis.score for hypothesis in hypotheses], scores, atol=1e-4)
 
 
 @pytest.mark.slow
-def test_requests_with_filters_of_their_own_share_a_search(pairs, prompts):
+def test_requests_with_different_filters_share_a_batch_of_beams(pairs, prompts):
     _, run = pairs["t5"]
-    asked = [jf.Request(ids, **BOTH_SHAPES[i % len(BOTH_SHAPES)][0]) for i, ids in enumerate(prompts[:8])]
-    together = jf.search(run, asked, NEW, num_beams=NUM_BEAMS)
-    for request, found in zip(asked[:2], together, strict=False):
+    requests = [jf.Request(ids, **BOTH_SHAPES[i % len(BOTH_SHAPES)][0]) for i, ids in enumerate(prompts[:8])]
+    together = jf.search(run, requests, NEW, num_beams=NUM_BEAMS)
+    for request, hypotheses in zip(requests[:2], together, strict=False):
         alone = jf.search(run, [request], NEW, num_beams=NUM_BEAMS)[0]
-        assert [hypothesis.output for hypothesis in alone] == [hypothesis.output for hypothesis in found]
-        np.testing.assert_allclose([h.score for h in alone], [h.score for h in found], atol=1e-5)
+        assert [hypothesis.output for hypothesis in alone] == [hypothesis.output for hypothesis in hypotheses]
+        np.testing.assert_allclose([h.score for h in alone], [h.score for h in hypotheses], atol=1e-5)

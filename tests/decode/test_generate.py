@@ -90,7 +90,7 @@ def test_a_row_does_not_depend_on_its_batch(run, settings):
     assert together[::-1] == generate(run, ids[::-1], max_new_tokens=12, seed=3, **settings)
 
 
-def test_seeds_matter_and_repeat(decoder_run):
+def test_equal_seeds_repeat_and_different_seeds_differ(decoder_run):
     first, again, other = (generate(decoder_run, ["abc"], 20, temperature=1.0, seed=s)[0] for s in (1, 1, 2))
     assert first == again
     assert first != other
@@ -100,9 +100,9 @@ def test_rows_stop_at_their_own_eos(decoder_run):
     """One row must end with its third token, the other must not end at all."""
     eos = decoder_run.tokenizer.eos_id
     ends = Request([1, 70], forced_last=eos, max_new_tokens=3, banned=[eos])
-    goes_on = Request([1, 71], banned=[eos])
-    found = [each[0] for each in complete(decoder_run, [ends, goes_on], max_new_tokens=6)]
-    assert [(len(c.ids), c.finish) for c in found] == [(2, "eos"), (6, "length")]
+    continues = Request([1, 71], banned=[eos])
+    completions = [each[0] for each in complete(decoder_run, [ends, continues], max_new_tokens=6)]
+    assert [(len(c.ids), c.finish) for c in completions] == [(2, "eos"), (6, "length")]
 
 
 def test_outputs_are_cut_before_eos(decoder_run):
@@ -117,7 +117,7 @@ def test_ids_beyond_the_tokenizer_are_never_sampled(decoder_run):
     assert max(max(row) for row in outputs if row) < decoder_run.tokenizer.vocab_size
 
 
-def test_no_new_tokens(run):
+def test_zero_new_tokens(run):
     assert generate(run, PROMPTS, max_new_tokens=0) == [""] * 4
 
 
@@ -167,7 +167,7 @@ def test_bad_prompts_are_named(decoder_run):
     + [pytest.param(*case, marks=pytest.mark.slow) for case in ((2, "dtype"), (8, "dtype"), (1, "int8"), (2, "int8"))],
 )
 def test_the_loop_updates_its_cache_in_place(run, num_rows, cache):
-    """No copy of a whole cache inside the loop: that would cost the cache's size for every token."""
+    """The loop must not copy a whole cache: every token would then cost a read and a write of all of it."""
     runtime = replace(run.model.runtime, cache=cache)
     run = Run(run.config, run.model.clone(runtime=runtime), run.params, run.tokenizer, 0)
     requests = [DecodeRequest([5] * 16, SamplingConfig(max_new_tokens=32))] * num_rows
@@ -175,34 +175,34 @@ def test_the_loop_updates_its_cache_in_place(run, num_rows, cache):
     slots.add(requests)
     state, settings = slots._state, slots._settings
     options = {"vocab_size": run.tokenizer.vocab_size}
-    form = run.decoding_alone if num_rows == 1 else run.decoding
-    compiled = advance.lower(*form, state, settings, np.int32(9), np.int32(9), **options).compile()
+    model_and_params = run.decoding_alone if num_rows == 1 else run.decoding
+    compiled = advance.lower(*model_and_params, state, settings, np.int32(9), np.int32(9), **options).compile()
     stored = jax.tree.leaves([layer.attention for layer in state.model_state.caches])
     sizes = {leaf.size for leaf in stored if leaf.ndim == 4 and leaf.shape[-1] > 1}
-    found = [line.strip() for line in compiled.as_text().splitlines() if _copies(line, stored[0].dtype, sizes)]
-    assert not found
+    copies = [line.strip() for line in compiled.as_text().splitlines() if _copies(line, stored[0].dtype, sizes)]
+    assert not copies
     assert compiled.memory_analysis().alias_size_in_bytes >= sum(leaf.nbytes for leaf in stored)
 
 
 @pytest.mark.parametrize(("platform", "is_cpu"), [("cpu", True), ("tpu", False)])
 def test_compiler_options_follow_the_platform(platform, is_cpu):
-    """Not the backend of the process: a program may be compiled for devices that are not attached."""
+    """They do not follow the backend of the process: a program may be compiled for devices that are not attached."""
     options = dict(token_loop_options(platform, num_rows=8, quantized=False))
     assert list(options) == (["xla_cpu_experimental_ynn_fusion_type"] if is_cpu else [])
     assert not token_loop_options(platform, num_rows=128, quantized=False)
 
 
-def test_decode_asks_for_no_devices():
+def test_decode_does_not_query_devices():
     for file in sorted(Path(loop.__file__).parent.glob("*.py")):
-        found = re.search(r"jax\.(local_)?(devices|device_count|default_backend)\b", file.read_text())
-        assert found is None, f"{file.name} calls {found[0]}"
+        match = re.search(r"jax\.(local_)?(devices|device_count|default_backend)\b", file.read_text())
+        assert match is None, f"{file.name} calls {match[0]}"
 
 
 def _copies(line: str, dtype: jnp.dtype, sizes: set[int]) -> bool:
     """Whether an instruction copies or transposes an array of one of the sizes."""
-    found = re.search(r"= (\w+)\[([\d,]+)\]\S* (copy|transpose)\(", line)
+    match = re.search(r"= (\w+)\[([\d,]+)\]\S* (copy|transpose)\(", line)
     kind = {"float32": "f32", "int8": "s8"}[str(dtype)]
-    return found is not None and found[1] == kind and int(np.prod([int(n) for n in found[2].split(",")])) in sizes
+    return match is not None and match[1] == kind and int(np.prod([int(n) for n in match[2].split(",")])) in sizes
 
 
 def test_forward_ignores_padding(run):

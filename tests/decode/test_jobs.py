@@ -31,7 +31,7 @@ BAD = {
     6: "either",
     7: "not a JSON object",
     8: "context",
-    23: "not a line of JSON",
+    23: "not valid JSON",
 }
 
 
@@ -44,31 +44,31 @@ def source(tmp_path) -> Path:
 
 
 def run_job(run, source: Path, target: Path, job: Job | None = None) -> list[dict]:
-    seen = []
+    calls = []
     job = job or Job(SETTINGS, batch_size=4)
-    count = generate_file(run, source, target, job, "runs/tiny", lambda count, bad: seen.append((count, bad)))
-    found = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
-    assert len(found) == count == count_lines(source)
-    assert [bad for _, bad in seen] == [line["error"] is not None for line in found][len(found) - len(seen) :]
-    return found
+    count = generate_file(run, source, target, job, "runs/tiny", lambda count, bad: calls.append((count, bad)))
+    results = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
+    assert len(results) == count == count_lines(source)
+    assert [bad for _, bad in calls] == [line["error"] is not None for line in results][len(results) - len(calls) :]
+    return results
 
 
-def test_lines_come_back_in_order_with_their_errors(decoder_run, source, tmp_path):
-    found = run_job(decoder_run, source, tmp_path / "out.jsonl")
-    assert [line["line"] for line in found] == [*range(1, len(LINES) + 2), len(LINES) + 4]
-    for line in found:
+def test_results_are_in_input_order_and_errors_keep_their_line(decoder_run, source, tmp_path):
+    results = run_job(decoder_run, source, tmp_path / "out.jsonl")
+    assert [line["line"] for line in results] == [*range(1, len(LINES) + 2), len(LINES) + 4]
+    for line in results:
         if line["line"] in BAD:
             assert BAD[line["line"]] in line["error"]
             assert line["output"] is None
         else:
             assert line["error"] is None
-    assert found[0]["id"] == "first"
-    assert found[0]["output"] == generate(decoder_run, ["def parse("], 6)[0]
-    assert found[1]["output"] == generate(decoder_run, ["two words"], 6, temperature=0.8, seed=3)[0]
-    assert found[3]["output"] == generate(decoder_run, [[5, 6, 7]], 3)[0]
-    assert found[8]["output"] == generate(decoder_run, ["é ü"], 6, temperature=1.0, num_samples=2)[0]
-    assert len(found[9]["log_probs"]) == len(found[9]["top"]) == 6
-    assert found[9]["top"][0][0][0] != 70 or found[9]["output"].startswith(chr(70 - 3))
+    assert results[0]["id"] == "first"
+    assert results[0]["output"] == generate(decoder_run, ["def parse("], 6)[0]
+    assert results[1]["output"] == generate(decoder_run, ["two words"], 6, temperature=0.8, seed=3)[0]
+    assert results[3]["output"] == generate(decoder_run, [[5, 6, 7]], 3)[0]
+    assert results[8]["output"] == generate(decoder_run, ["é ü"], 6, temperature=1.0, num_samples=2)[0]
+    assert len(results[9]["log_probs"]) == len(results[9]["top"]) == 6
+    assert results[9]["top"][0][0][0] != 70 or results[9]["output"].startswith(chr(70 - 3))
 
 
 def test_an_interrupted_job_resumes_with_the_same_output(decoder_run, source, tmp_path, monkeypatch):
@@ -82,10 +82,10 @@ def test_an_interrupted_job_resumes_with_the_same_output(decoder_run, source, tm
         assert (tmp_path / "out.jsonl").read_bytes() == content
 
     def interrupt(*args):
-        for i, answer in enumerate(decode_lines(*args)):
+        for i, result in enumerate(decode_lines(*args)):
             if i == 5:
                 raise KeyboardInterrupt
-            yield answer
+            yield result
 
     decode_lines, target = jobs._decode_lines, tmp_path / "stopped.jsonl"
     with monkeypatch.context() as patch:
@@ -103,18 +103,18 @@ def test_a_job_is_not_resumed_with_other_settings(decoder_run, source, tmp_path)
     run_job(decoder_run, source, target)
     before = target.read_bytes()
     with pytest.raises(
-        UserError, match=r"another job, its 'settings' was .'max_new_tokens': 6., not .'max_new_tokens'"
+        UserError, match=r"another job, whose 'settings' was .'max_new_tokens': 6., not .'max_new_tokens'"
     ):
         run_job(decoder_run, source, target, Job({"max_new_tokens": 5}, batch_size=4))
-    with pytest.raises(UserError, match="another job, its 'beam'"):
+    with pytest.raises(UserError, match="another job, whose 'beam'"):
         run_job(decoder_run, source, target, Job(SETTINGS, 4, BeamSearchConfig(2)))
     source.write_text('{"prompt": "other"}\n' * 40)
-    with pytest.raises(UserError, match="line 1 does not answer line 1"):
+    with pytest.raises(UserError, match="line 1 is not the result of line 1"):
         run_job(decoder_run, source, target)
     assert target.read_bytes() == before
 
 
-def test_files_that_cannot_be_used_are_named(decoder_run, source, tmp_path):
+def test_unusable_files_are_reported(decoder_run, source, tmp_path):
     job = Job(SETTINGS, 4)
 
     def generate_to(source, target):
@@ -122,28 +122,28 @@ def test_files_that_cannot_be_used_are_named(decoder_run, source, tmp_path):
 
     with pytest.raises(UserError, match=r"--input .*none.jsonl: there is no such file"):
         generate_to(tmp_path / "none.jsonl", tmp_path / "out.jsonl")
-    with pytest.raises(UserError, match="is the input too"):
+    with pytest.raises(UserError, match="is the same file as --input"):
         generate_to(source, source)
     with pytest.raises(UserError, match="there is no directory"):
         generate_to(source, tmp_path / "none" / "out.jsonl")
     (tmp_path / "mine.txt").write_text("my own notes\n")
-    with pytest.raises(UserError, match="no output of this command"):
+    with pytest.raises(UserError, match="was not written by this command"):
         generate_to(source, tmp_path / "mine.txt")
     assert (tmp_path / "mine.txt").read_text() == "my own notes\n"
 
 
-def test_beams_give_their_best_and_its_score(translator, tmp_path):
+def test_beam_search_writes_the_best_hypothesis_and_its_score(translator, tmp_path):
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     lines = [{"prompt": "one"}, {"prompt": "two", "temperature": 1.0}, {"prompt": "three", "max_new_tokens": 3}]
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = run_job(translator, source, target, Job(SETTINGS, 8, BeamSearchConfig(4)))
+    results = run_job(translator, source, target, Job(SETTINGS, 8, BeamSearchConfig(4)))
     for line, new in ((0, 6), (2, 3)):
         best = search(translator, [lines[line]["prompt"]], new)[0][0]
-        assert found[line]["output"] == best.output
-        assert found[line]["score"] == pytest.approx(best.score, abs=1e-5)
-    assert "temperature=1.0: beams do not sample" in found[1]["error"]
+        assert results[line]["output"] == best.output
+        assert results[line]["score"] == pytest.approx(best.score, abs=1e-5)
+    assert "temperature=1.0: beam search does not support" in results[1]["error"]
 
 
-def test_an_empty_file_gives_an_empty_file(decoder_run, tmp_path):
+def test_an_empty_input_gives_an_empty_output(decoder_run, tmp_path):
     (tmp_path / "in.jsonl").write_text("\n")
     assert run_job(decoder_run, tmp_path / "in.jsonl", tmp_path / "out.jsonl") == []

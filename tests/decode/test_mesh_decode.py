@@ -24,7 +24,7 @@ MESHES = {
     "data=8": MeshConfig(data=8),
     "data=2 fsdp=2 tensor=2": MeshConfig(data=2, fsdp=2, tensor=2),
 }
-# One layer, and prompts of one bucket: what is compiled for eight devices takes its time.
+# One layer, and prompts of one padded length, because compiling for eight devices is slow.
 SIZES = {"num_layers": 1, "embed_dim": 32, "num_heads": 4, "vocab_size": 264}
 MODELS = {"decoder": lambda: gpt2(**SIZES, max_length=64), "encoder-decoder": lambda: vaswani(**SIZES, mlp_dim=64)}
 PROMPTS = ["a", "def parse", "longer text", "b\nc", "five"]
@@ -43,8 +43,8 @@ def small_run(request, make_run) -> Run:
     return make_run(MODELS[request.param]())
 
 
-def on(mesh: Mesh | None, run: Run, weights: str | None = None, cache: str = "dtype") -> Run:
-    """The same run with its parameters sharded over the mesh; None is one device."""
+def shard_run(mesh: Mesh | None, run: Run, weights: str | None = None, cache: str = "dtype") -> Run:
+    """The same run with its parameters sharded over the mesh; without a mesh, on one device."""
     params, model = run.params, run.model.clone(runtime=replace(run.model.runtime, cache=cache))
     if mesh is not None:
         shapes, axes = abstract_params(model.config)
@@ -58,7 +58,7 @@ def on(mesh: Mesh | None, run: Run, weights: str | None = None, cache: str = "dt
     "sizes", [pytest.param(sizes, marks=() if "fsdp" in sizes else pytest.mark.slow) for sizes in MESHES]
 )
 def test_a_mesh_gives_the_results_of_one_device(small_run, sizes):
-    both = on(None, small_run), on(make_mesh(MESHES[sizes], jax.devices()), small_run)
+    both = shard_run(None, small_run), shard_run(make_mesh(MESHES[sizes], jax.devices()), small_run)
     _check_greedy(*both)
     _check_mixed(*both, atol=1e-5)
     _check_search(*both, atol=1e-5)
@@ -67,10 +67,10 @@ def test_a_mesh_gives_the_results_of_one_device(small_run, sizes):
 
 @pytest.mark.slow
 def test_int8_on_a_mesh_gives_the_results_of_one_device(small_run):
-    """Another order of summation may change the rounding of a key, so that scores differ by a step."""
+    """The tolerance is larger: another order of summation may round a value to the next int8 step."""
     storage = {"weights": "int8", "cache": "int8"}
     mesh = make_mesh(MESHES["data=2 fsdp=2 tensor=2"], jax.devices())
-    both = on(None, small_run, **storage), on(mesh, small_run, **storage)
+    both = shard_run(None, small_run, **storage), shard_run(mesh, small_run, **storage)
     _check_mixed(*both, atol=2e-3)
     _check_scores(*both, atol=2e-3)
 
@@ -78,26 +78,26 @@ def test_int8_on_a_mesh_gives_the_results_of_one_device(small_run):
 def _check_greedy(one: Run, many: Run) -> None:
     """Five prompts in four slots, so that a slot is refilled; and one prompt as a stream."""
     ids = [one.tokenizer.encode(prompt) for prompt in PROMPTS]
-    found, wanted = (generate(run, ids, NEW_TOKENS, batch_size=4) for run in (many, one))
-    assert found == wanted
-    assert len({*map(tuple, found)}) > 1, "equal rows prove little"
-    assert "".join(stream(many, ids[2], max_new_tokens=NEW_TOKENS)) == one.tokenizer.decode(wanted[2])
+    actual, expected = (generate(run, ids, NEW_TOKENS, batch_size=4) for run in (many, one))
+    assert actual == expected
+    assert len({*map(tuple, actual)}) > 1, "the outputs must differ for this test to be meaningful"
+    assert "".join(stream(many, ids[2], max_new_tokens=NEW_TOKENS)) == one.tokenizer.decode(expected[2])
 
 
 def _check_mixed(one: Run, many: Run, atol: float) -> None:
-    """Greedy and sampled requests in one batch, one of them with two samples, each with settings of its own."""
+    """Greedy and sampled requests in one batch, one of them with two samples, all with different settings."""
     requests = [Request(prompt, log_probs=2, **own) for prompt, own in zip(PROMPTS, SETTINGS, strict=True)]
-    found, wanted = (
+    actual, expected = (
         list(chain(*complete(run, requests, batch_size=4, max_new_tokens=NEW_TOKENS))) for run in (many, one)
     )
-    assert [each.ids for each in found] == [each.ids for each in wanted]
-    np.testing.assert_allclose(*(np.concatenate([c.log_probs for c in each]) for each in (found, wanted)), atol=atol)
+    assert [each.ids for each in actual] == [each.ids for each in expected]
+    np.testing.assert_allclose(*(np.concatenate([c.log_probs for c in each]) for each in (actual, expected)), atol=atol)
 
 
 def _check_search(one: Run, many: Run, atol: float) -> None:
-    found, wanted = (list(chain(*search(run, PROMPTS[:3], 6, num_beams=3))) for run in (many, one))
-    assert [each.output for each in found] == [each.output for each in wanted]
-    np.testing.assert_allclose([each.score for each in found], [each.score for each in wanted], atol=atol)
+    actual, expected = (list(chain(*search(run, PROMPTS[:3], 6, num_beams=3))) for run in (many, one))
+    assert [each.output for each in actual] == [each.output for each in expected]
+    np.testing.assert_allclose([each.score for each in actual], [each.score for each in expected], atol=atol)
 
 
 def _check_scores(one: Run, many: Run, atol: float) -> None:
@@ -109,16 +109,16 @@ def _check_scores(one: Run, many: Run, atol: float) -> None:
 
 # ---------------------------------------------------------------- shardings
 @pytest.mark.parametrize("weights", [None, "int8"])
-def test_parameters_stay_split_in_the_form_that_decodes(small_run, weights):
+def test_parameters_stay_sharded_in_the_decoding_layout(small_run, weights):
     """With layers unstacked and the embedding transposed, no device holds more than its shard of a matrix."""
-    run = on(make_mesh(MESHES["data=2 fsdp=2 tensor=2"], jax.devices()), small_run, weights)
+    run = shard_run(make_mesh(MESHES["data=2 fsdp=2 tensor=2"], jax.devices()), small_run, weights)
     for path, leaf in jax.tree_util.tree_leaves_with_path(run.decoding[1]):
         if leaf.size >= 1024:
-            ways = 2 if "positions" in path_name(path) else 4  # only their width is sharded
+            ways = 2 if "positions" in path_name(path) else 4  # only the embedding dimension of positions is sharded
             assert np.prod(leaf.sharding.shard_shape(leaf.shape)) == leaf.size // ways, path_name(path)
 
 
-def _check_split(slots: Slots, ways: int, tensor: int) -> None:
+def _check_sharding(slots: Slots, ways: int, tensor: int) -> None:
     for layer in slots._state.model_state.caches:
         for leaf in jax.tree.leaves(layer):
             rows, heads, *rest = leaf.shape
@@ -133,39 +133,39 @@ def _check_split(slots: Slots, ways: int, tensor: int) -> None:
         for case in (("ring", "dtype"), ("encoder-decoder", "int8"), ("decoder", "dtype"), ("decoder", "int8"))
     ],
 )
-def test_caches_are_split_by_rows_and_heads(kind, cache, make_run, ring_run):
+def test_caches_are_sharded_by_rows_and_heads(kind, cache, make_run, ring_run):
     """After the prefill of a whole batch, after it advances, and after a slot is refilled."""
     run = ring_run if kind == "ring" else make_run(MODELS[kind]())
-    run = on(make_mesh(MeshConfig(data=4, tensor=2), jax.devices()), run, cache=cache)
+    run = shard_run(make_mesh(MeshConfig(data=4, tensor=2), jax.devices()), run, cache=cache)
     requests = [DecodeRequest([5 + i] * 9, SamplingConfig(max_new_tokens=2 + i)) for i in range(8)]
     slots = Slots(run, make_shape(run, requests, 8))
     slots.add(requests)
-    _check_split(slots, ways=4, tensor=2)
+    _check_sharding(slots, ways=4, tensor=2)
     slots.advance(max_steps=3, until_done=8)
-    _check_split(slots, ways=4, tensor=2)
+    _check_sharding(slots, ways=4, tensor=2)
     slots.release(slots.done[0])
     slots.add(requests[:1])
-    _check_split(slots, ways=4, tensor=2)
+    _check_sharding(slots, ways=4, tensor=2)
     assert any(isinstance(layer.attention, RingCache) for layer in slots._state.model_state.caches) == (kind == "ring")
 
 
-def test_the_cache_of_a_single_row_is_split_by_heads(make_run):
+def test_the_cache_of_a_single_row_is_sharded_by_heads(make_run):
     """The loop carries it without a batch dimension."""
-    run = on(make_mesh(MeshConfig(data=1, tensor=4), jax.devices()[:4]), make_run(MODELS["decoder"]()))
+    run = shard_run(make_mesh(MeshConfig(data=1, tensor=4), jax.devices()[:4]), make_run(MODELS["decoder"]()))
     requests = [DecodeRequest([5] * 9, SamplingConfig(max_new_tokens=4))]
     slots = Slots(run, make_shape(run, requests, 1))
     slots.add(requests)
     slots.advance(max_steps=2, until_done=1)
-    _check_split(slots, ways=1, tensor=4)
+    _check_sharding(slots, ways=1, tensor=4)
 
 
-def test_caches_of_idle_slots_are_split(make_run):
-    """The first request comes alone: the idle slots beside it must have the sharding of later requests."""
-    run = on(make_mesh(MeshConfig(data=2, tensor=4), jax.devices()), make_run(MODELS["decoder"]()))
+def test_caches_of_idle_slots_are_sharded(make_run):
+    """The first request is added alone: the idle slots next to it must have the sharding of later requests."""
+    run = shard_run(make_mesh(MeshConfig(data=2, tensor=4), jax.devices()), make_run(MODELS["decoder"]()))
     requests = [DecodeRequest([5] * 9, SamplingConfig(max_new_tokens=4))]
     slots = Slots(run, make_shape(run, requests, 8))
     slots.add(requests)
-    _check_split(slots, ways=2, tensor=4)
+    _check_sharding(slots, ways=2, tensor=4)
     slots.advance(max_steps=9, until_done=8)
-    _check_split(slots, ways=2, tensor=4)
+    _check_sharding(slots, ways=2, tensor=4)
     assert slots.done == [0]

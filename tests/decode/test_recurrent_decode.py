@@ -1,4 +1,4 @@
-"""The decode loop with recurrent models: states instead of caches, the same results as the full forward pass."""
+"""The decode loop with recurrent models: states instead of KV caches, and the results of the full forward pass."""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ WIDTH = 32
 
 @pytest.fixture(scope="module", params=[pytest.param("elman", marks=pytest.mark.slow), "lstm"])
 def recurrent_run(request) -> Run:
-    """Untrained, with weights so large that rounding does not decide which token is most likely."""
+    """An untrained run with weights so large that rounding does not decide which token is most likely."""
     model = rnn(cell=request.param, num_layers=2, embed_dim=24, dim=32, vocab_size=264, dropout=0.1)
     init = model.init.model_copy(update={"kernel": NormalInit(stddev=0.3), "embedding": NormalInit(stddev=0.5)})
     model = model.model_copy(update={"init": init})
@@ -30,7 +30,7 @@ def recurrent_run(request) -> Run:
     return Run(config, Transformer(model), init_params(model, jax.random.key(7)), Bytes(), step=0)
 
 
-def test_caches_of_a_recurrent_model_are_states_of_no_length(recurrent_run):
+def test_recurrent_caches_are_states_without_a_length_dimension(recurrent_run):
     model = recurrent_run.config.model
     caches = make_caches(model, 3, 1000, Runtime(jnp.bfloat16))
     assert len(caches) == 2
@@ -59,7 +59,7 @@ def test_greedy_is_the_argmax_of_the_full_forward(recurrent_run):
     prompts = [[1, *recurrent_run.tokenizer.encode(text)] for text in PROMPTS]
     outputs = generate(recurrent_run, prompts, max_new_tokens=12)
     assert outputs == [_greedy_by_forward(recurrent_run, row, 12) for row in prompts]
-    assert len({tuple(row) for row in outputs}) > 1, "equal rows prove little"
+    assert len({tuple(row) for row in outputs}) > 1, "the outputs must differ for this test to be meaningful"
 
 
 @pytest.mark.parametrize(
@@ -72,10 +72,10 @@ def test_a_recurrent_row_does_not_depend_on_its_batch(recurrent_run, settings):
 
 def test_scores_are_those_of_the_full_forward(recurrent_run):
     run, ids = recurrent_run, [[65, 66, 67, 68], [70, 71]]
-    for row, found in zip(ids, score(run, ids, add_bos=True), strict=True):
+    for row, values in zip(ids, score(run, ids, add_bos=True), strict=True):
         logits = forward(run, np.array([[run.tokenizer.bos_id, *row[:-1]]], np.int32))[0]
-        wanted = jax.nn.log_softmax(logits, axis=-1)[np.arange(len(row)), row]
-        np.testing.assert_allclose(found, wanted, atol=1e-5)
+        expected = jax.nn.log_softmax(logits, axis=-1)[np.arange(len(row)), row]
+        np.testing.assert_allclose(values, expected, atol=1e-5)
 
 
 def _greedy_by_forward(run: Run, row: list[int], count: int) -> list[int]:

@@ -63,7 +63,7 @@ def test_bad_values_are_named(name, value):
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name in GOOD for value in GOOD[name]])
 def test_good_values_give_a_token(name, value):
-    """Also the extreme values that are allowed, with every filter that follows."""
+    """Includes the most extreme values that are allowed."""
     config = SamplingConfig(**({"temperature": 0.7} | {name: value}))
     settings = batch_settings([config, SamplingConfig()], vocab_size=V, eos_ids=(2,))
     prompts, lengths = np.array([[1, 1, 4], [3, 0, 0]], np.int32), np.array([3, 1], np.int32)
@@ -74,7 +74,7 @@ def test_good_values_give_a_token(name, value):
     assert tokens[1] == V - 1
 
 
-def test_every_setting_is_tried():
+def test_bad_and_good_values_cover_every_setting():
     assert set(BAD) == set(GOOD) == set(SamplingConfig.__dataclass_fields__)
 
 
@@ -88,18 +88,18 @@ def test_every_setting_is_tried():
     ids=str,
 )
 def test_tokens_outside_the_vocabulary_are_named(wrong):
-    with pytest.raises(UserError, match=rf"^{next(iter(wrong))}: .* is no token id: .*0 to 9"):
+    with pytest.raises(UserError, match=rf"^{next(iter(wrong))}: .* is not a token id: .*0 to 9"):
         batch_settings([SamplingConfig(), SamplingConfig(**wrong)], vocab_size=V)
 
 
-def test_banning_everything_is_refused():
+def test_banning_every_token_is_rejected():
     with pytest.raises(UserError, match="banned: holds all 10"):
         batch_settings([SamplingConfig(banned=range(V))], vocab_size=V)
     batch_settings([SamplingConfig(banned=range(V - 1))], vocab_size=V)
 
 
 def test_a_greedy_batch_has_no_filter():
-    """Also if greedy rows set top_k and the like, which have no effect on them."""
+    """Even if greedy rows set top_k and similar settings, which have no effect on them."""
     rows = [SamplingConfig(), SamplingConfig(top_k=5, top_p=0.5, min_p=0.1, typical_p=0.5), SamplingConfig(top_p=1.0)]
     settings = batch_settings(rows, vocab_size=V, eos_ids=(2,))
     used = {name for name, value in settings._asdict().items() if value is not None}
@@ -132,15 +132,15 @@ def test_rows_that_do_not_use_a_filter_have_it_off():
     )
     settings = batch_settings(rows, vocab_size=V, eos_ids=(2, 6))
     for name, wanted in expected._asdict().items():
-        found = getattr(settings, name)
+        actual = getattr(settings, name)
         if wanted is None:
-            assert found is None, name
+            assert actual is None, name
         else:
-            np.testing.assert_array_equal(found, np.asarray(wanted, found.dtype), name)
-            assert found.dtype in (np.float32, np.int32, bool)
+            np.testing.assert_array_equal(actual, np.asarray(wanted, actual.dtype), name)
+            assert actual.dtype in (np.float32, np.int32, bool)
 
 
-def test_without_an_end_there_is_no_minimum_length():
+def test_min_new_tokens_has_no_effect_without_eos():
     settings = batch_settings([SamplingConfig(min_new_tokens=3)], vocab_size=V)
     assert settings.min_new_tokens is None
     assert settings.eos.shape == (1, 0)

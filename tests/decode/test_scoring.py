@@ -34,7 +34,7 @@ def _expected(run: Run, row: list[int], first: int, source: list[int] | None = N
 
 # ---------------------------------------------------------------- the full forward pass
 def test_a_decoder_scores_what_its_tokenizer_returns(decoder_run):
-    """One value per id, bos included; nothing precedes it, so it has none."""
+    """One value per id; the value of bos is NaN, because no token precedes it."""
     for text, values in zip(TEXTS, score(decoder_run, TEXTS), strict=True):
         ids = [decoder_run.tokenizer.bos_id, *decoder_run.tokenizer.encode(text)]
         assert values.shape == (len(ids),)
@@ -51,12 +51,12 @@ def test_id_lists_are_scored_as_they_are(ring_run):
         if row:
             assert np.isnan(values[0])
             np.testing.assert_allclose(values[1:], _expected(ring_run, row, first=1), atol=1e-5)
-            opened = [ring_run.tokenizer.bos_id, *row]
-            np.testing.assert_allclose(conditioned, _expected(ring_run, opened, first=1), atol=1e-5)
+            bos_and_row = [ring_run.tokenizer.bos_id, *row]
+            np.testing.assert_allclose(conditioned, _expected(ring_run, bos_and_row, first=1), atol=1e-5)
 
 
 def test_an_encoder_decoder_starts_from_its_start_token(translator):
-    """Its start token precedes the first one, so every token has a value; texts have no special ids."""
+    """The start token precedes the first target token, so every token has a value; targets have no special ids."""
     sources = ["one", "two", "three words here"]
     for text, source, values in zip(TEXTS, sources, score(translator, TEXTS, sources), strict=True):
         tokenizer = translator.tokenizer
@@ -72,7 +72,7 @@ def test_scores_do_not_depend_on_the_batch(run):
     for i, text in enumerate(texts):
         alone = score(run, [text], None if inputs is None else [inputs[i]])[0]
         np.testing.assert_allclose(together[i], alone, rtol=1e-5)
-    assert together[2].shape == ((1,) if inputs is None else (0,))  # a decoder's prompt has bos
+    assert together[2].shape == ((1,) if inputs is None else (0,))  # a decoder-only model has a value for bos
 
 
 def test_the_greedy_continuation_scores_best(decoder_run):
@@ -84,7 +84,7 @@ def test_the_greedy_continuation_scores_best(decoder_run):
     assert best >= max(rest)
 
 
-def test_score_names_what_is_missing_or_superfluous(translator, decoder_run):
+def test_score_reports_missing_and_extra_arguments(translator, decoder_run):
     with pytest.raises(UserError, match="needs inputs"):
         score(translator, ["a"])
     with pytest.raises(UserError, match="takes no inputs"):
@@ -119,7 +119,7 @@ def directory(request, tmp_path_factory) -> Path:
 
 
 def test_perplexity_is_that_of_transformers(directory):
-    """Their loss over the ids of a text has no term for the first one; with bos before them it has."""
+    """The loss of transformers has no term for the first id of a row; with bos prepended, this first id is bos."""
     import torch
     import transformers
 
@@ -130,9 +130,9 @@ def test_perplexity_is_that_of_transformers(directory):
     for text, values, conditioned in zip(TEXTS, plain, with_bos, strict=True):
         ids = tokenizer(text).input_ids
         assert len(values) == len(conditioned) == len(ids)
-        for found, row in ((values, ids), (conditioned, [tokenizer.bos_token_id, *ids])):
+        for scores, row in ((values, ids), (conditioned, [tokenizer.bos_token_id, *ids])):
             with torch.no_grad():
                 loss = model(torch.tensor([row]), labels=torch.tensor([row])).loss
-            np.testing.assert_allclose(np.exp(-np.nanmean(found)), loss.exp().item(), rtol=1e-4)
+            np.testing.assert_allclose(np.exp(-np.nanmean(scores)), loss.exp().item(), rtol=1e-4)
         assert np.isnan(values).tolist() == [True] + [False] * (len(ids) - 1)
         assert not np.isnan(conditioned).any()

@@ -1,4 +1,4 @@
-"""Streams: the pieces together are the output of `generate`, and no piece changes later."""
+"""Streaming: the pieces together are the output of `generate`, and no piece changes later."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,7 @@ from jaxformer.decode.slots import DecodeRequest
 from jaxformer.decode.text import INCOMPLETE, find_stop, settled_length
 
 PLAIN = {"max_new_tokens": 30, "seed": 1}
-# Bytes of "a", "e", the accents, the euro sign and an emoji: broken characters are likely, whole ones occur.
+# Bytes of "a", "e", "é", "€" and an emoji: incomplete characters are likely, and complete ones occur.
 BYTES = [b + 3 for b in {*b"ae", *"é€😀".encode()}]
 MULTIBYTE = {"temperature": 3.0, "banned": [i for i in range(259) if i not in BYTES]}
 
@@ -21,16 +21,16 @@ MULTIBYTE = {"temperature": 3.0, "banned": [i for i in range(259) if i not in BY
 @pytest.mark.parametrize("prompt", ["x", "€", [1, 229], [50]], ids=str)
 @pytest.mark.parametrize("how", [{}, MULTIBYTE], ids=["greedy", "multibyte"])
 def test_pieces_together_are_the_output(decoder_run, prompt, how):
-    """Also if the model generates invalid UTF-8, or the prompt ends within a character."""
+    """Also if the model generates invalid UTF-8, or the prompt ends inside a character."""
     ids = [1, *decoder_run.tokenizer.encode(prompt)] if isinstance(prompt, str) else prompt
     (output,) = jf.generate(decoder_run, [ids], **PLAIN, **how)
-    found = list(jf.stream(decoder_run, prompt, **PLAIN, **how))
+    pieces = list(jf.stream(decoder_run, prompt, **PLAIN, **how))
     if isinstance(prompt, str):
-        assert jf.generate(decoder_run, [prompt], **PLAIN, **how) == ["".join(found)]
+        assert jf.generate(decoder_run, [prompt], **PLAIN, **how) == ["".join(pieces)]
     if prompt != [1, 229]:  # the first new byte completes a character of the prompt
-        assert "".join(found) == decoder_run.tokenizer.decode(output)
-    assert all(found)
-    assert len(found) > 3
+        assert "".join(pieces) == decoder_run.tokenizer.decode(output)
+    assert all(pieces)
+    assert len(pieces) > 3
 
 
 def test_an_encoder_decoder_streams(translator):
@@ -49,12 +49,12 @@ def test_the_first_piece_comes_before_the_last_token(decoder_run, monkeypatch):
 
     monkeypatch.setattr(scheduler.Slots, "advance", count_steps)
     letters = {"banned": [i for i in range(259) if not 100 <= i < 126]}
-    found = jf.stream(decoder_run, "x", **PLAIN, **letters)
-    assert len(next(found)) == 1
+    pieces = jf.stream(decoder_run, "x", **PLAIN, **letters)
+    assert len(next(pieces)) == 1
     assert steps == []
-    assert len(next(found)) == 1
+    assert len(next(pieces)) == 1
     assert steps == [1]
-    assert len(list(found)) == 28
+    assert len(list(pieces)) == 28
 
 
 @pytest.mark.parametrize("count", [0, 1])
@@ -64,11 +64,11 @@ def test_very_short_streams(decoder_run, count):
     assert list(jf.stream(decoder_run, "x", max_new_tokens=1, forced_first=2)) == []
 
 
-# ---------------------------------------------------------------- given tokens
+# ---------------------------------------------------------------- streams of fixed tokens, without a model
 def stream_ids(
     run: jf.Run, ids: list[int], stops: tuple[str, ...] = (), prompt: tuple[int, ...] = (1, 100)
 ) -> list[str]:
-    """The pieces of a request whose new tokens are given."""
+    """The pieces of a request whose new tokens are `ids`."""
 
     class Script:
         shape = SimpleNamespace(num_slots=1)
@@ -102,10 +102,10 @@ TEXTS = st.text(
 @settings(max_examples=150, deadline=None)
 @given(text=TEXTS)
 @example(text="naïve €5 😀👩‍👩‍👧 日本語")
-def test_no_piece_ends_within_a_character(decoder_run, text):
-    """With one byte per token most tokens end within a character, but no piece does."""
-    found = stream_ids(decoder_run, decoder_run.tokenizer.encode(text))
-    assert found == list(text)
+def test_no_piece_ends_inside_a_character(decoder_run, text):
+    """With one byte per token, most tokens end inside a character, but no piece does."""
+    pieces = stream_ids(decoder_run, decoder_run.tokenizer.encode(text))
+    assert pieces == list(text)
 
 
 @settings(max_examples=150, deadline=None)
@@ -113,10 +113,10 @@ def test_no_piece_ends_within_a_character(decoder_run, text):
 @example(text="aab", stops=["ab"])
 @example(text="aabab€", stops=["ab€", "b€"])
 @example(text="ba", stops=["ab"])
-def test_no_part_of_a_stop_is_given(decoder_run, text, stops):
-    found = stream_ids(decoder_run, decoder_run.tokenizer.encode(text), tuple(stops))
-    assert "".join(found) == text[: find_stop(text, stops)]
-    assert all(found)
+def test_the_pieces_end_before_a_stop_string(decoder_run, text, stops):
+    pieces = stream_ids(decoder_run, decoder_run.tokenizer.encode(text), tuple(stops))
+    assert "".join(pieces) == text[: find_stop(text, stops)]
+    assert all(pieces)
 
 
 @settings(max_examples=100, deadline=None)
@@ -124,7 +124,7 @@ def test_no_part_of_a_stop_is_given(decoder_run, text, stops):
 @example(data=b"\xf0\x9f\x98")
 @example(data=b"\xe2\x82a\xac")
 @example(data=b"\xff\xfe")
-def test_bytes_that_are_no_text_come_as_generate_gives_them(decoder_run, data):
+def test_invalid_utf8_is_streamed_as_the_tokenizer_decodes_it(decoder_run, data):
     ids = [byte + 3 for byte in data]
     assert "".join(stream_ids(decoder_run, ids)) == decoder_run.tokenizer.decode(ids)
 
@@ -143,10 +143,10 @@ def test_bytes_that_are_no_text_come_as_generate_gives_them(decoder_run, data):
         ("abc", ["bcd", "cd"], 1),
         ("aaa", ["aab"], 1),
         ("abc", ["x"], 3),
-        ("abc", ["c"], 3),  # complete stop texts are found by find_stop
+        ("abc", ["c"], 3),  # find_stop handles complete stop strings
         ("ab" + INCOMPLETE, ["bc"], 1),
         ("abc", ["abcd"], 0),
     ],
 )
-def testsettled_length(text, stops, settled):
+def test_settled_length(text, stops, settled):
     assert settled_length(text, stops) == settled

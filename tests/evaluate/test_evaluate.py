@@ -31,7 +31,7 @@ from jaxformer.train.loop import train
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> RunConfig:
-    """An encoder-decoder with a metric that decodes; its batch of 6 rows divides over no mesh of 4 or 8."""
+    """A trained encoder-decoder with a metric that decodes. Its 6 rows per batch do not divide over 4 or 8 devices."""
     pairs = MemorySource(pairs=tuple((f"{i}", f"{i % 3}") for i in range(30)))
     config = RunConfig(
         workdir=str(tmp_path_factory.mktemp("runs") / "pairs"),
@@ -83,15 +83,15 @@ def test_the_named_metric_selects_the_best_checkpoint(finished):
 )
 def test_evaluation_gives_the_same_numbers_on_every_mesh(finished, sizes):
     overrides = [f"mesh.{axis}={sizes.get(axis, 1)}" for axis in ("data", "fsdp", "tensor")]
-    wanted = evaluate(finished.workdir)
-    found = evaluate(finished.workdir, overrides)
-    assert found.keys() == wanted.keys() >= {"heldout_loss", "exact_match"}
-    for name in found:
-        assert found[name] == pytest.approx(wanted[name], rel=1e-5), name
+    expected = evaluate(finished.workdir)
+    actual = evaluate(finished.workdir, overrides)
+    assert actual.keys() == expected.keys() >= {"heldout_loss", "exact_match"}
+    for name in actual:
+        assert actual[name] == pytest.approx(expected[name], rel=1e-5), name
 
 
 def test_evaluate_on_several_devices_from_the_command_line(finished):
-    """Parameters used to lie on one device while the mesh spanned all of them."""
+    """Parameters must be on all devices of the mesh; they used to be on one device only."""
     overrides = ["mesh.data=-1", "mesh.tensor=1"]
     count = "--xla_force_host_platform_device_count"
     environment = os.environ | {"XLA_FLAGS": os.environ["XLA_FLAGS"].replace(f"{count}=8", f"{count}=4")}

@@ -1,4 +1,4 @@
-"""Small models of every shape, and jitted programs that tests share."""
+"""Small models of every architecture, their parameters, and jitted forward passes."""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -28,7 +28,7 @@ from jaxformer.typing import Params
 
 @pytest.fixture(scope="session")
 def mixed() -> ModelConfig:
-    """Two kinds of blocks over five layers, so that the pattern leaves a remainder; grouped-query, windows, dropout."""
+    """Five layers of a pattern of two blocks, so the last repeat is incomplete; windows, grouped-query, dropout."""
     full = AttentionConfig(num_heads=4, num_kv_heads=2, head_dim=4, causal=True, position=Rope(), dropout=0.1)
     near = full.model_copy(update={"window": 3, "num_kv_heads": 1})
     rms, layer = NormConfig(kind="rms"), NormConfig(kind="layer")
@@ -46,7 +46,7 @@ def mixed() -> ModelConfig:
 
 @pytest.fixture(scope="session")
 def sparse() -> ModelConfig:
-    """A layer that stands once, then experts in a window and a sandwich in turn: six layers that share a bias."""
+    """A first layer, then alternating layers with experts and a window or with sandwich norms; all six share a bias."""
     rms = NormConfig(kind="rms")
     full = AttentionConfig(num_heads=4, num_kv_heads=2, head_dim=4, causal=True, dropout=0.1)
     near = full.model_copy(update={"window": 3, "qk_norm": rms, "position": Rope(fraction=0.5)})
@@ -73,7 +73,7 @@ def sparse() -> ModelConfig:
 
 @pytest.fixture(scope="session")
 def pair() -> ModelConfig:
-    """Encoder-decoder, pre-norm, three layers each."""
+    """A pre-norm encoder-decoder with three layers on each side."""
     attention = AttentionConfig(num_heads=2, head_dim=8)
     mlp = MlpConfig(dim=24)
     encoder = BlockConfig(attention=attention, mlp=mlp)
@@ -90,15 +90,15 @@ def pair() -> ModelConfig:
 
 @pytest.fixture(scope="session")
 def reader(pair) -> ModelConfig:
-    """Encoder-only: hidden states, no head."""
+    """An encoder-only model without a head, which returns hidden states."""
     return pair.model_copy(update={"decoder": None, "head": None})
 
 
 @pytest.fixture(scope="session")
 def params_of() -> Callable[[ModelConfig], Params]:
-    """Parameters of a config, all of them random: zeros and ones would hide mistakes."""
+    """Parameters of a config, all of them random: biases of zero and scales of one would hide mistakes."""
 
-    def drawn(rng, path, leaf) -> jax.Array:
+    def random_leaf(rng, path, leaf) -> jax.Array:
         size = 0.5 if path_name(path).startswith("embedding") else 0.2
         centre = 1.0 if path_name(path).endswith("scale") else 0.0
         return jnp.array(centre + size * rng.normal(size=leaf.shape), jnp.float32)
@@ -106,14 +106,14 @@ def params_of() -> Callable[[ModelConfig], Params]:
     @cache
     def make(config: ModelConfig) -> Params:
         rng = np.random.default_rng(0)
-        return jax.tree_util.tree_map_with_path(partial(drawn, rng), abstract_params(config)[0])
+        return jax.tree_util.tree_map_with_path(partial(random_leaf, rng), abstract_params(config)[0])
 
     return make
 
 
 @pytest.fixture(scope="session")
 def forward(params_of) -> Callable[..., jax.Array]:
-    """`forward(config, tokens, source, key, runtime)` with the config's parameters, compiled once a signature."""
+    """`forward(config, tokens, source, key, runtime)` with the config's parameters; compilations are cached."""
 
     @cache
     def program(config: ModelConfig, runtime: Runtime):

@@ -1,4 +1,4 @@
-"""What stands before and after the stacks, against transformers and against the formula."""
+"""Embeddings, output heads and poolers, against transformers and against their formulas."""
 
 import jax
 import jax.numpy as jnp
@@ -28,12 +28,12 @@ X = RNG.normal(size=(2, 6, D)).astype(np.float32)
 TRANSFORM = TransformConfig(activation="gelu", norm=NormConfig(eps=1e-3))
 
 
-def draw(*shape):
+def normal(*shape):
     return RNG.normal(size=shape).astype(np.float32)
 
 
 # ---------------------------------------------------------------- embedding
-def test_types_positions_and_norm_are_those_of_bert():
+def test_types_positions_and_norm_match_bert():
     import torch
     from transformers import BertConfig
     from transformers.models.bert.modeling_bert import BertEmbeddings
@@ -49,67 +49,67 @@ def test_types_positions_and_norm_are_those_of_bert():
         "types": weights["token_type_embeddings.weight"],
         "norm": {"scale": weights["LayerNorm.weight"], "bias": weights["LayerNorm.bias"]},
     }
-    positions, types = np.array([[0, 1, 2, 3, 4, 5], [0, 1, 2, 0, 1, 7]]), RNG.integers(0, 3, size=IDS.shape)
+    positions, random_types = np.array([[0, 1, 2, 3, 4, 5], [0, 1, 2, 0, 1, 7]]), RNG.integers(0, 3, size=IDS.shape)
     ones = np.ones_like(IDS)
-    for given in (types, None):
-        wanted = theirs(
-            torch.tensor(IDS), None if given is None else torch.tensor(given), torch.tensor(positions)
+    for types in (random_types, None):
+        expected = theirs(
+            torch.tensor(IDS), None if types is None else torch.tensor(types), torch.tensor(positions)
         ).detach()
-        ours = _embedded(config, params, Tokens(IDS, positions, ones, given))
-        np.testing.assert_allclose(ours, wanted.numpy(), atol=1e-5)
+        ours = _embedded(config, params, Tokens(IDS, positions, ones, types))
+        np.testing.assert_allclose(ours, expected.numpy(), atol=1e-5)
 
 
-def test_an_offset_into_learned_positions_is_that_of_bart():
+def test_learned_positions_with_an_offset_match_bart():
     import torch
     from transformers.models.bart.modeling_bart import BartLearnedPositionalEmbedding
 
-    theirs = BartLearnedPositionalEmbedding(8, D)  # two rows before that of position 0
-    table, tokens = theirs.weight.detach().numpy(), draw(V, D)
+    theirs = BartLearnedPositionalEmbedding(8, D)  # two extra rows before position 0
+    table, tokens = theirs.weight.detach().numpy(), normal(V, D)
     config = EmbeddingConfig(position=Learned(max_length=8, offset=2), scale=True)
     ours = _embedded(config, {"tokens": tokens, "positions": table}, tokens_from_ids(jnp.array(IDS)))
-    wanted = 4.0 * tokens[IDS] + theirs(torch.tensor(IDS)).detach().numpy()
-    np.testing.assert_allclose(ours, wanted, atol=1e-5)
+    expected = 4.0 * tokens[IDS] + theirs(torch.tensor(IDS)).detach().numpy()
+    np.testing.assert_allclose(ours, expected, atol=1e-5)
     shapes = jax.eval_shape(lambda: _embedding(config).init(jax.random.key(0), tokens_from_ids(jnp.array(IDS))))
     assert shapes["params"]["positions"].value.shape == (10, D)
 
 
-def test_sinusoids_follow_their_layout():
-    tokens, given = draw(V, D), tokens_from_ids(jnp.array(IDS))
+def test_sinusoids_are_added_in_their_layout():
+    table, tokens = normal(V, D), tokens_from_ids(jnp.array(IDS))
     for spec in (Sinusoidal(layout="halves", offset=2), Sinusoidal()):
-        ours = _embedded(EmbeddingConfig(position=spec), {"tokens": tokens}, given)
-        np.testing.assert_allclose(ours, tokens[IDS] + sinusoidal(given.positions, D, spec), atol=1e-5)
+        ours = _embedded(EmbeddingConfig(position=spec), {"tokens": table}, tokens)
+        np.testing.assert_allclose(ours, table[IDS] + sinusoidal(tokens.positions, D, spec), atol=1e-5)
 
 
-def test_each_side_has_positions_and_a_norm_of_its_own_and_shares_the_rest(pair, params_of):
+def test_encoder_and_decoder_have_separate_positions_and_norms_and_share_the_rest(pair, params_of):
     position = Learned(max_length=16, offset=1)
     config = pair.model_copy(update={"embedding": EmbeddingConfig(position=position, norm=NormConfig(), num_types=2)})
-    own, given = params_of(config)["embedding"], tokens_from_ids(jnp.array(IDS))
-    assert set(own) == {"tokens", "types", "positions", "norm", "source_positions", "source_norm"}
-    assert own["positions"].shape == own["source_positions"].shape == (17, D)
+    params, tokens = params_of(config)["embedding"], tokens_from_ids(jnp.array(IDS))
+    assert set(params) == {"tokens", "types", "positions", "norm", "source_positions", "source_norm"}
+    assert params["positions"].shape == params["source_positions"].shape == (17, D)
 
     def run(module, source):
-        return module.embedding(given, source=source)
+        return module.embedding(tokens, source=source)
 
     for source, side in ((False, ""), (True, "source_")):
-        x = np.asarray(own["tokens"][IDS] + own["types"][0] + own[f"{side}positions"][np.arange(1, 7)])
+        x = np.asarray(params["tokens"][IDS] + params["types"][0] + params[f"{side}positions"][np.arange(1, 7)])
         x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
-        wanted = x * own[f"{side}norm"]["scale"] + own[f"{side}norm"]["bias"]
+        expected = x * params[f"{side}norm"]["scale"] + params[f"{side}norm"]["bias"]
         ours = Transformer(config).apply({"params": params_of(config)}, source, method=run)
-        np.testing.assert_allclose(ours, wanted, atol=1e-5)
+        np.testing.assert_allclose(ours, expected, atol=1e-5)
 
 
-def test_the_encoder_reads_the_source_s_side(pair, params_of):
-    """Its hidden states do not move with the target's table, and do with its own."""
+def test_the_encoder_uses_the_source_positions(pair, params_of):
+    """Its hidden states depend on `source_positions` and not on `positions`."""
     params, model = params_of(pair), Transformer(pair)
     encode = jax.jit(lambda p: model.apply({"params": p}, tokens_from_ids(jnp.array(IDS)), method="encode"))
     before = encode(params)
-    for name, moves in (("positions", False), ("source_positions", True)):
-        changed = {**params, "embedding": {**params["embedding"], name: params["embedding"][name] + draw(16, D)}}
-        assert (jnp.abs(encode(changed) - before).max() > 1e-3) == moves, name
+    for name, has_effect in (("positions", False), ("source_positions", True)):
+        changed = {**params, "embedding": {**params["embedding"], name: params["embedding"][name] + normal(16, D)}}
+        assert (jnp.abs(encode(changed) - before).max() > 1e-3) == has_effect, name
 
 
 # ---------------------------------------------------------------- head
-def test_a_transformed_tied_head_with_a_bias_is_that_of_bert():
+def test_a_tied_head_with_transform_and_bias_matches_bert():
     import torch
     from transformers import BertConfig
     from transformers.models.bert.modeling_bert import BertLMPredictionHead
@@ -126,37 +126,37 @@ def test_a_transformed_tied_head_with_a_bias_is_that_of_bert():
         },
     }
     with torch.no_grad():
-        wanted = theirs(torch.tensor(X)).numpy()
+        expected = theirs(torch.tensor(X)).numpy()
     ours = _logits(HeadConfig(transform=TRANSFORM, bias=True), params, theirs.decoder.weight.detach().numpy())
-    np.testing.assert_allclose(ours, wanted, atol=1e-5 * np.abs(wanted).max())
+    np.testing.assert_allclose(ours, expected, atol=1e-5 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-def test_a_head_scales_adds_its_bias_and_caps(tied):
-    table, kernel, bias = draw(V, D), draw(D, V), draw(V)
+def test_head_scale_bias_and_softcap(tied):
+    table, kernel, bias = normal(V, D), normal(D, V), normal(V)
     config = HeadConfig(tied=tied, scale=True, bias=True, softcap=1.5)
     params = {"bias": bias} | ({} if tied else {"output": {"kernel": kernel}})
-    wanted = 1.5 * np.tanh(((X * D**-0.5) @ (table.T if tied else kernel) + bias) / 1.5)
-    np.testing.assert_allclose(_logits(config, params, table), wanted, atol=1e-5)
-    assert np.abs(wanted).max() > 1.2, "the cap bends"
+    expected = 1.5 * np.tanh(((X * D**-0.5) @ (table.T if tied else kernel) + bias) / 1.5)
+    np.testing.assert_allclose(_logits(config, params, table), expected, atol=1e-5)
+    assert np.abs(expected).max() > 1.2, "the soft cap must have an effect"
 
 
-def test_logits_are_float32_whatever_the_layers_compute_in():
+def test_logits_of_a_bfloat16_model_are_float32():
     config = HeadConfig(transform=TRANSFORM, bias=True, scale=True, softcap=30.0)
     head = Head(config, V, D, NormalInit(), Runtime(dtype=jnp.bfloat16))
     shape = jax.eval_shape(
-        lambda: head.init_with_output(jax.random.key(0), jnp.array(X, jnp.bfloat16), DenseTable(draw(V, D)))[0]
+        lambda: head.init_with_output(jax.random.key(0), jnp.array(X, jnp.bfloat16), DenseTable(normal(V, D)))[0]
     )
     assert shape.dtype == jnp.float32
 
 
 # ---------------------------------------------------------------- pooler
-# Four real tokens each: padding on the right, padding on the left.
+# Four real tokens per row: one row is padded on the right, the other on the left.
 SEGMENTS = np.array([[1, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 1]])
 REAL = [slice(0, 4), slice(2, 6)]
 
 
-def test_the_pooler_is_that_of_bert():
+def test_the_pooler_matches_bert():
     import torch
     from transformers import BertConfig
     from transformers.models.bert.modeling_bert import BertPooler
@@ -166,26 +166,26 @@ def test_the_pooler_is_that_of_bert():
     params = {"transform": {"dense": {"kernel": weights["dense.weight"].T, "bias": weights["dense.bias"]}}}
     config = PoolerConfig(transform=TransformConfig(activation="tanh"))
     with torch.no_grad():
-        wanted = theirs(torch.tensor(X)).numpy()
-    np.testing.assert_allclose(_pooled(config, params, np.ones_like(IDS)), wanted, atol=1e-5)
+        expected = theirs(torch.tensor(X)).numpy()
+    np.testing.assert_allclose(_pooled(config, params, np.ones_like(IDS)), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("pooling", ["first", "mean"])
-def test_padding_on_either_side_is_left_out(pooling):
+def test_pooling_ignores_padding_on_either_side(pooling):
     config = PoolerConfig(pooling=pooling, transform=TransformConfig(activation="tanh"), num_classes=3)
-    kernel, classes, bias = draw(D, D), draw(D, 3), draw(3)
+    kernel, classes, bias = normal(D, D), normal(D, 3), normal(3)
     params = {
         "transform": {"dense": {"kernel": kernel, "bias": np.zeros(D, np.float32)}},
         "classes": {"kernel": classes, "bias": bias},
     }
     rows = [X[b, real] for b, real in enumerate(REAL)]
     vectors = np.stack([row[0] if pooling == "first" else row.mean(axis=0) for row in rows])
-    wanted = np.tanh(vectors @ kernel) @ classes + bias
-    np.testing.assert_allclose(_pooled(config, params, SEGMENTS), wanted, atol=1e-5)
+    expected = np.tanh(vectors @ kernel) @ classes + bias
+    np.testing.assert_allclose(_pooled(config, params, SEGMENTS), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("pooling", ["first", "mean"])
-def test_a_whole_model_pools_alike_wherever_the_padding_is(reader, params_of, pooling):
+def test_a_model_pools_independently_of_padding(reader, params_of, pooling):
     pooler = PoolerConfig(pooling=pooling, transform=TransformConfig(activation="tanh"), num_classes=3)
     config = reader.model_copy(update={"pooler": pooler})
     params, ids = params_of(config), jnp.array(IDS)
@@ -197,14 +197,14 @@ def test_a_whole_model_pools_alike_wherever_the_padding_is(reader, params_of, po
         np.testing.assert_allclose(run(padded), alone, atol=1e-5)
 
 
-def test_a_row_of_padding_alone_gives_finite_numbers():
+def test_a_row_of_only_padding_gives_finite_gradients():
     config = PoolerConfig(pooling="mean", transform=TransformConfig(activation="tanh"))
-    params = {"transform": {"dense": {"kernel": draw(D, D), "bias": draw(D)}}}
+    params = {"transform": {"dense": {"kernel": normal(D, D), "bias": normal(D)}}}
     gradient = jax.grad(lambda p: _pooled(config, p, np.zeros_like(IDS)).sum())(params)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
 
 
-def test_classes_are_read_through_dropout():
+def test_dropout_applies_before_the_class_projection():
     config = PoolerConfig(transform=TransformConfig(activation="tanh"), num_classes=3, dropout=0.5)
     pooler = Pooler(config, D, NormalInit(stddev=0.5))
     params = pooler.init(jax.random.key(0), X, SEGMENTS)
@@ -217,7 +217,7 @@ def _randomised(module):
 
     with torch.no_grad():
         for parameter in module.parameters():
-            parameter.copy_(torch.tensor(draw(*parameter.shape)))
+            parameter.copy_(torch.tensor(normal(*parameter.shape)))
     return {name: parameter.detach().numpy() for name, parameter in module.named_parameters()}
 
 

@@ -1,4 +1,4 @@
-"""Parts that only some models have: experts, first layers, shared biases, norms in other places."""
+"""Features that only some models have: experts, first layers, shared biases, norm placements."""
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +40,7 @@ RUNTIMES = {
 }
 
 
-# ---------------------------------------------------------------- ways to run a stack
+# ---------------------------------------------------------------- scan, unroll, remat
 @pytest.fixture(scope="module")
 def scanned(sparse, params_of):
     value, gradients = _loss_and_gradients(sparse, params_of(sparse), Runtime())
@@ -52,14 +52,14 @@ def scanned(sparse, params_of):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNTIMES)
 def test_runtime_changes_neither_loss_nor_gradients(sparse, params_of, scanned, name):
-    """With dropout and the router's loss; the router and the shared bias are among the gradients."""
+    """With dropout and the router loss; gradients include those of the router and of the shared bias."""
     value, gradients = _loss_and_gradients(sparse, params_of(sparse), RUNTIMES[name])
     np.testing.assert_allclose(value, scanned[0], atol=1e-5)
     jax.tree.map(lambda ours, theirs: np.testing.assert_allclose(ours, theirs, atol=1e-5), gradients, scanned[1])
 
 
 def _loss_and_gradients(config, params, runtime):
-    """The router's loss, and the gradients of it and a weighted sum of hidden states."""
+    """The loss (router loss plus a weighted mean of hidden states), the router loss, and the gradients of the loss."""
 
     @jax.jit
     def run(params):
@@ -76,30 +76,30 @@ def _loss_and_gradients(config, params, runtime):
 
 
 @pytest.mark.slow
-def test_a_stack_is_its_blocks_one_by_one(sparse, params_of):
-    """The first layer, then a b a b a; all with the same bias; the router's loss is the mean over layers with one."""
+def test_a_stack_equals_its_blocks_applied_in_order(sparse, params_of):
+    """The first layer, then a b a b a, all with the same bias; the router loss is the mean over layers with experts."""
     params, stack = params_of(sparse), sparse.decoder
-    own, x, losses = params["decoder"], params["embedding"]["tokens"][IDS], []
-    bias = BucketedBias(own["relative_bias"], stack.relative_bias.max_distance, causal=True)
+    decoder, x, losses = params["decoder"], params["embedding"]["tokens"][IDS], []
+    bias = BucketedBias(decoder["relative_bias"], stack.relative_bias.max_distance, causal=True)
     context = Context(TOKENS.positions, TOKENS.segments, bias=bias).with_rope(stack.blocks)
     order = [("first_0", 0), ("blocks_0", 0), ("blocks_1", 0), ("blocks_0", 1), ("blocks_1", 1), ("blocks_0", 2)]
     configs = {"first_0": stack.first[0], "blocks_0": stack.pattern[0], "blocks_1": stack.pattern[1]}
     blocks = {name: _block(config) for name, config in configs.items()}
     for name, depth in order:
-        layer = jax.tree.map(lambda a, depth=depth: a[depth], own[name])
+        layer = jax.tree.map(lambda a, depth=depth: a[depth], decoder[name])
         x, cache, loss = blocks[name](layer, x, context)
         assert cache is None
         assert (loss is None) == (name != "blocks_0")
         losses += [] if loss is None else [loss]
-    x = Norm(stack.final_norm).apply({"params": own["final_norm"]}, x)
+    x = Norm(stack.final_norm).apply({"params": decoder["final_norm"]}, x)
     hidden, router = _method(Transformer(sparse), "hidden_and_router_loss")(params, TOKENS)
     np.testing.assert_allclose(hidden, x, atol=2e-5)
     assert float(router) == pytest.approx(float(jnp.stack(losses).mean()), rel=1e-5)
 
 
 @pytest.mark.slow
-def test_unstacked_parameters_and_pieces_give_the_whole(sparse, params_of):
-    """Without padding, three tokens and three more behind a cache: biases and windows follow the offset."""
+def test_extending_in_pieces_equals_the_full_forward_pass(sparse, params_of):
+    """Three tokens, then three more with a cache: biases and windows must use the offset. There is no padding."""
     model, params, tokens = Transformer(sparse), params_of(sparse), tokens_from_ids(jnp.array(IDS))
     layers = unstack_layers(params, sparse)
     assert [len(layers["decoder"][name]) for name in ("first_0", "blocks_0", "blocks_1")] == [1, 3, 2]
@@ -115,15 +115,15 @@ def test_unstacked_parameters_and_pieces_give_the_whole(sparse, params_of):
     np.testing.assert_allclose(jnp.concatenate(pieces, axis=1), whole, atol=2e-5)
 
 
-def test_router_losses_weigh_as_configured(sparse, params_of):
-    """Twice the weights, twice the loss; none, and it is zero; without experts there is none."""
+def test_router_losses_use_the_configured_weights(sparse, params_of):
+    """Doubling the weights doubles the loss, zero weights give zero, and the loss is None without experts."""
 
     def loss(config):
         return _method(Transformer(config), "hidden_and_router_loss")(params_of(sparse), TOKENS)[1]
 
     fields = ("load_balance", "router_z")
     once = loss(sparse)
-    twice, never = (
+    twice, zero = (
         loss(
             apply_overrides(
                 sparse, [f"decoder.pattern.0.mlp.{f}={n * v}" for f, v in zip(fields, (0.3, 0.1), strict=True)]
@@ -132,7 +132,7 @@ def test_router_losses_weigh_as_configured(sparse, params_of):
         for n in (2, 0)
     )
     assert float(twice) == pytest.approx(2 * float(once), rel=1e-5)
-    assert float(never) == 0.0
+    assert float(zero) == 0.0
     dense = sparse.decoder.model_copy(update={"pattern": sparse.decoder.pattern[1:]})
     config = sparse.model_copy(update={"decoder": dense})
     shapes = jax.eval_shape(lambda: _method(Transformer(config), "hidden_and_router_loss")(params_of(config), TOKENS))
@@ -140,7 +140,7 @@ def test_router_losses_weigh_as_configured(sparse, params_of):
 
 
 def test_a_block_with_experts_learns(sparse):
-    """Gradient steps on one block lower its error, and move the router and every expert that was chosen."""
+    """Gradient descent on one block reduces its error and changes the router."""
     block = sparse.decoder.pattern[0]
     module = Block(block, 16, InitConfig(kernel=NormalInit(stddev=0.3)), 1.0, Runtime())
     context = Context(TOKENS.positions, TOKENS.segments).with_rope([block])
@@ -164,8 +164,8 @@ def test_a_block_with_experts_learns(sparse):
 
 
 # ---------------------------------------------------------------- norms
-def _placed(placement, norm, attend, feed, x):
-    """One block, as its placement reads on paper."""
+def _reference_block(placement, norm, attend, feed, x):
+    """One block, written out for each norm placement."""
     if placement == "bare attention":
         x = x + attend(x)
         return x + feed(norm("mlp_norm", x))
@@ -180,7 +180,7 @@ def _placed(placement, norm, attend, feed, x):
 
 
 @pytest.mark.parametrize("placement", ["bare attention", "pre", "post", "sandwich"])
-def test_norms_stand_where_the_placement_says(placement):
+def test_norms_follow_the_configured_placement(placement):
     config = BlockConfig(
         attention=AttentionConfig(num_heads=2, head_dim=8),
         mlp=MlpConfig(dim=12),
@@ -205,25 +205,25 @@ def test_norms_stand_where_the_placement_says(placement):
     def norm(name, h):
         return Norm(config.norm).apply({"params": params[name]}, h)
 
-    wanted = _placed(placement, norm, attend, feed, X)
-    np.testing.assert_allclose(_block(config)(params, X, context).x_BTD, wanted, atol=1e-5)
+    expected = _reference_block(placement, norm, attend, feed, X)
+    np.testing.assert_allclose(_block(config)(params, X, context).x_BTD, expected, atol=1e-5)
     assert ("attention_norm" in params) == config.attention_norm
 
 
 @pytest.mark.parametrize("kind", ["rms", "layer"])
-def test_a_unit_offset_is_a_scale_plus_one(kind):
+def test_unit_offset_adds_one_to_the_scale(kind):
     plain, offset = NormConfig(kind=kind, bias=False), NormConfig(kind=kind, bias=False, unit_offset=True)
     scale = RNG.normal(size=16).astype(np.float32)
-    wanted = Norm(plain).apply({"params": {"scale": scale + 1}}, X)
-    np.testing.assert_allclose(Norm(offset).apply({"params": {"scale": scale}}, X), wanted, atol=1e-6)
+    expected = Norm(plain).apply({"params": {"scale": scale + 1}}, X)
+    np.testing.assert_allclose(Norm(offset).apply({"params": {"scale": scale}}, X), expected, atol=1e-6)
     first = [Norm(config).init_with_output(jax.random.key(0), X)[0] for config in (plain, offset)]
     np.testing.assert_allclose(*first, atol=1e-6)
 
 
 # ---------------------------------------------------------------- attention
 @pytest.mark.parametrize("peer", ["normalised queries and keys", "soft cap and scale"])
-def test_attention_is_that_of_transformers(peer):
-    """Against Qwen3, which normalises each head before it turns, and Gemma 2, which caps its logits."""
+def test_attention_matches_transformers(peer):
+    """Against Qwen3, which normalises each head before the rotation, and Gemma 2, which caps its logits."""
     import torch
     from transformers import Gemma2Config, Qwen3Config
     from transformers.models.gemma2.modeling_gemma2 import Gemma2Attention
@@ -246,7 +246,7 @@ def test_attention_is_that_of_transformers(peer):
             weights[name] = parameter.numpy()
     cos, sin = Qwen3RotaryEmbedding(Qwen3Config(**shape))(torch.tensor(X), torch.arange(6)[None])
     future = torch.triu(torch.full((6, 6), -torch.inf), 1)[None, None]
-    wanted = theirs.eval()(torch.tensor(X), (cos, sin), future)[0].detach().numpy()
+    expected = theirs.eval()(torch.tensor(X), (cos, sin), future)[0].detach().numpy()
 
     params = {name: {"kernel": weights[f"{name}_proj.weight"].T.reshape(16, -1, 8)} for name in "qkv"}
     params["out"] = {"kernel": weights["o_proj.weight"].T.reshape(4, 8, 16)}
@@ -258,14 +258,14 @@ def test_attention_is_that_of_transformers(peer):
         return module(x, module.keys_values(x, tables), Mask(causal=True), tables)
 
     ours = Attention(config, 16, NormalInit(), 1.0, Runtime()).apply({"params": params}, X, method=run)
-    np.testing.assert_allclose(ours, wanted, atol=1e-5 * max(1.0, np.abs(wanted).max()))
+    np.testing.assert_allclose(ours, expected, atol=1e-5 * max(1.0, np.abs(expected).max()))
 
 
-def test_slopes_stand_in_for_a_shared_bias(sparse, params_of, forward):
-    """A layer with slopes of its own takes them, and only they tell its tokens apart."""
+def test_slopes_replace_a_shared_bias(sparse, params_of, forward):
+    """A layer with ALiBi slopes ignores the bias that the stack shares."""
     overrides = [f"decoder.pattern.{i}.attention.position=none" for i in range(2)]
     bare = apply_overrides(sparse, ["decoder.relative_bias=none", *overrides])
-    sloped = apply_overrides(bare, [f"{place}.attention.position.kind=alibi" for place in PLACES])
+    sloped = apply_overrides(bare, [f"{block}.attention.position.kind=alibi" for block in BLOCKS])
     same = tokens_from_ids(jnp.array([[3, 5, 5, 5, 9, 5]]))
     params = params_of(bare)
     assert jnp.abs(forward(sloped, same, params=params) - forward(bare, same, params=params)).max() > 1e-3
@@ -277,10 +277,10 @@ def test_slopes_stand_in_for_a_shared_bias(sparse, params_of, forward):
     np.testing.assert_array_equal(forward(shared, same, params=with_table), forward(sloped, same, params=params))
 
 
-PLACES = ("decoder.first.0", "decoder.pattern.0", "decoder.pattern.1")
+BLOCKS = ("decoder.first.0", "decoder.pattern.0", "decoder.pattern.1")
 
 
-def test_fresh_experts_differ_and_have_the_stated_deviation(sparse):
+def test_initial_experts_differ_and_have_the_configured_stddev(sparse):
     config = sparse.model_copy(update={"embed_dim": 32, "init": InitConfig(depth_scaled_output=True)})
     values = jax.jit(init_params, static_argnums=0)(config, jax.random.key(0))
     experts = values["decoder"]["blocks_0"]["mlp"]

@@ -1,4 +1,4 @@
-"""Parameters: their names, shapes and logical axes are API; their first values follow the papers."""
+"""Parameters: their names, shapes and logical axes are API; their initial values follow the papers."""
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +40,7 @@ def encoder_decoder() -> ModelConfig:
 
 
 def encoder_only() -> ModelConfig:
-    """A pattern of two over three layers, and every optional parameter the other two do not have."""
+    """A pattern of two blocks over three layers, with optional parameters that the two models above do not have."""
     rms = NormConfig(kind="rms")
     pattern = (
         BlockConfig(
@@ -63,7 +63,7 @@ def encoder_only() -> ModelConfig:
 
 
 def sparse_decoder() -> ModelConfig:
-    """A layer that stands once, experts, normalised queries and keys, a bias all layers share."""
+    """A first layer, experts, normalised queries and keys, and a bias that all layers share."""
     rms = NormConfig(kind="rms")
     attention = AttentionConfig(num_heads=2, num_kv_heads=1, head_dim=4, causal=True, qk_norm=rms)
     first = BlockConfig(attention=attention, mlp=MlpConfig(dim=12), norm=rms, attention_norm=False)
@@ -73,7 +73,7 @@ def sparse_decoder() -> ModelConfig:
 
 
 def classifier() -> ModelConfig:
-    """Types of tokens, a transformed head, a pooler with classes."""
+    """Token types, a head with a transform, and a pooler with classes."""
     block = BlockConfig(attention=AttentionConfig(num_heads=2, head_dim=4), mlp=MlpConfig(dim=12), placement="post")
     dense = TransformConfig(activation="gelu", norm=NormConfig())
     return ModelConfig(
@@ -87,7 +87,7 @@ def classifier() -> ModelConfig:
 
 
 def two_sides() -> ModelConfig:
-    """An encoder-decoder with learned positions and norms of the embeddings, and a bias on either side."""
+    """An encoder-decoder with learned positions, embedding norms and a relative bias on both sides."""
     attention, mlp = AttentionConfig(num_heads=2, head_dim=4), MlpConfig(dim=12)
     causal = attention.model_copy(update={"causal": True})
     encoder = BlockConfig(attention=attention, mlp=mlp)
@@ -282,11 +282,11 @@ encoder/relative_bias 6x2 -,heads
 
 @pytest.mark.parametrize("shape", GOLDEN, ids=lambda build: build.__name__)
 def test_names_shapes_and_axes_are_api(shape):
-    found = _table(shape())
-    wanted = GOLDEN[shape].strip().splitlines()
-    assert found == wanted, (
-        "Parameters have changed, so checkpoints written before no longer load. Update this list only together "
-        "with a way to read them; a new optional parameter belongs in a model of its own."
+    actual = _table(shape())
+    expected = GOLDEN[shape].strip().splitlines()
+    assert actual == expected, (
+        "Parameters have changed, so existing checkpoints no longer load. Update this list only together with a "
+        "migration for them. If you add an optional parameter, test it with a new model instead."
     )
 
 
@@ -297,7 +297,7 @@ def test_axes_are_known_to_the_sharding_rules(shape):
 
 
 @pytest.mark.parametrize("shape", GOLDEN, ids=lambda build: build.__name__)
-def test_abstract_parameters_are_those_of_init(shape):
+def test_abstract_parameters_match_init(shape):
     abstract, _ = abstract_params(shape())
     concrete = jax.eval_shape(lambda: init_params(shape(), jax.random.key(0)))
     assert abstract == concrete
@@ -316,7 +316,7 @@ def test_abstract_parameters_allocate_nothing():
     )
 
 
-# ---------------------------------------------------------------- first values
+# ---------------------------------------------------------------- initial values
 @pytest.fixture(scope="module")
 def gpt2_values():
     config = gpt2(num_layers=4, embed_dim=64, num_heads=4, vocab_size=300, max_length=64)
@@ -334,7 +334,7 @@ def llama_values():
 
 
 @pytest.mark.parametrize("values", ["gpt2_values", "vaswani_values", "llama_values"])
-def test_biases_are_zero_and_norms_one(request, values):
+def test_biases_are_initialised_to_zero_and_norms_to_one(request, values):
     for path, leaf in request.getfixturevalue(values).items():
         if path.endswith("/bias"):
             assert (leaf == 0).all(), path
@@ -343,7 +343,7 @@ def test_biases_are_zero_and_norms_one(request, values):
 
 
 @pytest.mark.parametrize(("values", "layers"), [("gpt2_values", 4), ("llama_values", 2)])
-def test_kernels_have_the_stated_deviation_and_outputs_are_scaled_by_depth(request, values, layers):
+def test_kernels_have_the_configured_stddev_and_outputs_are_scaled_by_depth(request, values, layers):
     """0.02, and 0.02 / sqrt(2 * layers) where a layer writes into the residual stream (GPT-2, section 2.3)."""
     for path, leaf in request.getfixturevalue(values).items():
         if not path.endswith("/kernel"):
@@ -355,10 +355,10 @@ def test_kernels_have_the_stated_deviation_and_outputs_are_scaled_by_depth(reque
             assert abs(layer.mean()) < 5 * stddev / layer.size**0.5, path
 
 
-def test_embeddings_have_the_stated_deviation(gpt2_values, vaswani_values):
+def test_embeddings_have_the_configured_stddev(gpt2_values, vaswani_values):
     assert gpt2_values["embedding/tokens"].std() == pytest.approx(0.02, rel=0.05)
     assert gpt2_values["embedding/positions"].std() == pytest.approx(0.02, rel=0.05)
-    # Scaled by sqrt(64) on the way in, tokens then have variance one.
+    # The model multiplies token embeddings by sqrt(64), which gives them unit variance.
     assert vaswani_values["embedding/tokens"].std() == pytest.approx(64**-0.5, rel=0.05)
 
 
@@ -374,21 +374,21 @@ def test_xavier_bounds(vaswani_values):
 
 
 @pytest.mark.parametrize(("shape", "num_in", "fan_in"), [((64, 4, 16), 1, 64), ((4, 16, 64), 2, 64)])
-def test_fan_in_is_truncated_and_keeps_its_variance(shape, num_in, fan_in):
-    draw = initializer(FanInInit(scale=2.0), num_in, scale=0.5)
-    values = np.asarray(draw(jax.random.key(0), shape))
+def test_fan_in_init_is_truncated_and_keeps_its_variance(shape, num_in, fan_in):
+    init = initializer(FanInInit(scale=2.0), num_in, scale=0.5)
+    values = np.asarray(init(jax.random.key(0), shape))
     stddev = 0.5 * (2.0 / fan_in) ** 0.5
     assert values.std() == pytest.approx(stddev, rel=0.05)
     assert 2.1 * stddev < np.abs(values).max() <= 2 / 0.8796 * stddev
 
 
-def test_layers_and_projections_start_differently(gpt2_values):
+def test_layers_and_projections_have_different_initial_values(gpt2_values):
     kernels = [leaf for path, leaf in gpt2_values.items() if path.endswith("/kernel")]
     firsts = [float(layer.flat[0]) for leaf in kernels for layer in leaf]
     assert len(set(firsts)) == len(firsts) == 6 * 4
 
 
-def test_values_depend_on_the_key_alone(gpt2_values):
+def test_initial_values_depend_only_on_the_key(gpt2_values):
     config = gpt2(num_layers=4, embed_dim=64, num_heads=4, vocab_size=300, max_length=64)
     again, other = _init(config, 0), _init(config, 1)
     for path, leaf in gpt2_values.items():
@@ -406,7 +406,7 @@ def _init(config: ModelConfig, seed: int) -> dict[str, np.ndarray]:
 
 
 def _table(config: ModelConfig) -> list[str]:
-    """`path shape axes`, a line a parameter."""
+    """Lines of `path shape axes`, one per parameter."""
     shapes, axes = abstract_params(config)
 
     def line(path, leaf, names):

@@ -1,6 +1,6 @@
-"""The original encoder-decoder, an encoder and single blocks against torch on random weights.
+"""The original encoder-decoder, an encoder and single blocks against torch with random weights.
 
-tests/zoo compares the families that transformers has.
+tests/zoo compares the model families of transformers.
 """
 
 import jax
@@ -36,7 +36,7 @@ TARGET_MASK = np.array([[1] * 5 + [0] * 1, [1] * 6])
 
 
 # ---------------------------------------------------------------- encoder-decoder
-def test_encoder_decoder_logits_are_those_of_torch(translator):
+def test_encoder_decoder_logits_match_torch(translator):
     config, params, model, table = translator
     ours = _apply(config, params)
     theirs = _torch_translate(model, table).detach().numpy()
@@ -46,7 +46,7 @@ def test_encoder_decoder_logits_are_those_of_torch(translator):
 
 
 @pytest.mark.slow
-def test_encoder_decoder_gradients_are_those_of_torch(translator):
+def test_encoder_decoder_gradients_match_torch(translator):
     import torch
 
     config, params, model, table = translator
@@ -65,13 +65,13 @@ def test_encoder_decoder_gradients_are_those_of_torch(translator):
         * torch.tensor(weights).flatten()
     )
     (loss.sum() / weights.sum()).backward()
-    wanted = _translator_params(model, table, lambda p: p.grad.numpy())
-    jax.tree_util.tree_map_with_path(_close, gradient(params), wanted)
+    expected = _translator_params(model, table, lambda p: p.grad.numpy())
+    jax.tree_util.tree_map_with_path(_close, gradient(params), expected)
 
 
 @pytest.fixture(scope="module")
 def translator():
-    """The original model, with the biases in attention that torch has and the paper has not."""
+    """The original model, with attention biases, which torch has and the paper does not."""
     import torch
     from torch import nn
 
@@ -108,7 +108,7 @@ def _torch_translate(model, table):
 
     padding = torch.tensor(SOURCE_MASK == 0)
     future = torch.triu(torch.ones(TARGET.shape[1], TARGET.shape[1], dtype=torch.bool), 1)
-    # No padding mask on the target: it is on the right, where nobody who counts can see it.
+    # The target needs no padding mask: its padding is on the right, where causal queries do not see it.
     hidden = model(
         embedded(SOURCE),
         embedded(TARGET),
@@ -135,7 +135,7 @@ def _translator_params(model, table, read):
 
 
 # ---------------------------------------------------------------- encoder-only
-def test_encoder_hidden_states_are_those_of_torch():
+def test_encoder_hidden_states_match_torch():
     import torch
     from torch import nn
 
@@ -189,7 +189,7 @@ def test_encoder_hidden_states_are_those_of_torch():
 
 
 # ---------------------------------------------------------------- single layers
-def test_attention_is_torch_s_multihead_attention():
+def test_attention_matches_torch_multihead_attention():
     import torch
     from torch import nn
 
@@ -202,15 +202,15 @@ def test_attention_is_torch_s_multihead_attention():
     ours = Attention(config, D, InitConfig().kernel, 1.0, Runtime())
     params = jax.tree.map(lambda a: a[0], _attention([module]))
     mask = Mask(kv_lengths=jnp.array(SOURCE_MASK.sum(1)))
-    got = ours.apply({"params": params}, x, y, mask, method=_attend_to)
-    np.testing.assert_allclose(got, theirs.numpy(), atol=1e-5)
+    actual = ours.apply({"params": params}, x, y, mask, method=_attend_to)
+    np.testing.assert_allclose(actual, theirs.numpy(), atol=1e-5)
 
 
 def _attend_to(module, x, y, mask):
     return module(x, module.keys_values(y), mask)
 
 
-def test_a_post_norm_decoder_block_is_torch_s_layer():
+def test_a_post_norm_decoder_block_matches_torch():
     import torch
     from torch import nn
 
@@ -230,8 +230,8 @@ def test_a_post_norm_decoder_block_is_torch_s_layer():
     np.testing.assert_allclose(_block(config, params, x, source), theirs.numpy(), atol=1e-5)
 
 
-def test_a_sandwich_block_is_its_composition_in_torch():
-    """Norms on both sides of every sub-layer; multi-query, gated, a scale of its own, cross-attention."""
+def test_a_sandwich_block_matches_torch():
+    """Norms on both sides of every sub-layer; multi-query attention with a custom scale, cross-attention, gated MLP."""
     import torch
     from torch.nn import functional
 
@@ -299,7 +299,7 @@ def _decoder_block(layers, read=_read):
 
 
 def _attention(modules, read=_read):
-    """torch keeps [out, in], with query, key and value one above the other."""
+    """Parameters of our attention; torch stores kernels as [out, in], with query, key and value concatenated."""
     kernels = np.stack([read(m.in_proj_weight) for m in modules]).reshape(-1, 3, D, D).swapaxes(2, 3)
     biases = np.stack([read(m.in_proj_bias) for m in modules]).reshape(-1, 3, N, H)
     params = {
@@ -339,7 +339,7 @@ def _projections(heads, kv_heads, head_dim):
 
 
 def _randomised(model):
-    """Every parameter, norms and biases included, away from its first value; training mode avoids torch's fast path."""
+    """Add noise to every parameter, including norms and biases; training mode avoids torch's fast path."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -353,7 +353,7 @@ def _normal(*shape):
     return (0.5 * RNG.normal(size=shape)).astype(np.float32)
 
 
-def _close(path, ours, wanted):
-    error, size = np.linalg.norm(ours - wanted), np.linalg.norm(wanted)
-    # A bias of all keys shifts a softmax as a whole: its gradient is zero, and noise on both sides.
+def _close(path, ours, expected):
+    error, size = np.linalg.norm(ours - expected), np.linalg.norm(expected)
+    # The bias of keys shifts all logits of a softmax equally, so its gradient is zero up to rounding noise.
     assert error < 1e-4 * size + 1e-5, f"{jax.tree_util.keystr(path)}: off by {error:.2e} of {size:.2e}"

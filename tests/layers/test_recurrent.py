@@ -1,4 +1,4 @@
-"""Recurrent stacks: PyTorch's own layers as reference, documents kept apart, states that continue a row."""
+"""Recurrent stacks: against PyTorch, isolation of packed documents, and states that continue a row."""
 
 from functools import partial
 
@@ -21,7 +21,7 @@ from jaxformer.typing import tokens_from_ids
 D, L, B, T = 12, 2, 3, 9
 CELLS = ["elman", "lstm"]
 LSTM_FIRST = ["lstm", pytest.param("elman", marks=pytest.mark.slow)]
-# A state as wide as the embeddings, and one that an output projection maps back to them.
+# A state as wide as the embeddings, and one that needs an output projection.
 DIMS = [D, 8]
 SEGMENTS = np.array([[1, 1, 1, 2, 2, 2, 2, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 2, 2, 2, 3, 3]])
 POSITIONS = np.array([[0, 1, 2, 0, 1, 2, 3, 0, 0], [0, 1, 2, 3, 4, 5, 6, 7, 8], [0, 0, 0, 1, 0, 1, 2, 0, 1]])
@@ -43,7 +43,7 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def params_of(module: Recurrent):
-    """All of them random: zero biases would hide mistakes."""
+    """Random values for all parameters: biases of zero would hide mistakes."""
     boxed = jax.eval_shape(lambda: module.init(jax.random.key(0), jnp.zeros((1, 1, D)), rows(1, 1)))
     rng = np.random.default_rng(1)
     return jax.tree.map(
@@ -58,22 +58,22 @@ def outputs(module: Recurrent, params, x_BTD, context: Context, key=None) -> jax
 # ---------------------------------------------------------------- PyTorch
 @pytest.mark.parametrize("dim", DIMS)
 @pytest.mark.parametrize("cell", CELLS)
-def test_outputs_are_those_of_torch(cell, dim):
+def test_outputs_match_torch(cell, dim):
     import torch
 
     module, params, theirs, out = _pair(cell, dim)
     x = normal(B, T, D)
     with torch.no_grad():
-        wanted = (theirs(torch.tensor(x))[0] @ out).numpy()
-    found = outputs(module, params, x, rows())
-    assert np.abs(wanted).max() > 0.3, "outputs near zero would agree too easily"
-    np.testing.assert_allclose(found, wanted, atol=1e-5)
+        expected = (theirs(torch.tensor(x))[0] @ out).numpy()
+    actual = outputs(module, params, x, rows())
+    assert np.abs(expected).max() > 0.3, "outputs near zero would agree too easily"
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("dim", DIMS)
 @pytest.mark.parametrize("cell", CELLS)
-def test_gradients_are_those_of_torch(cell, dim):
-    """Of every parameter and of the input; the two biases of theirs have the gradient of our one."""
+def test_gradients_match_torch(cell, dim):
+    """For every parameter and the input; each of torch's two biases has the gradient of our single bias."""
     import torch
 
     module, params, theirs, out = _pair(cell, dim)
@@ -86,17 +86,17 @@ def test_gradients_are_those_of_torch(cell, dim):
     def gradient(params, x):
         return (jnp.sin(module.apply({"params": params}, x, rows())[0]) * weights).sum()
 
-    found, found_x = gradient(params, x)
-    wanted = _converted(cell, dim, {name: p.grad.numpy() for name, p in theirs.named_parameters()}, one_bias=True)
+    actual, actual_x = gradient(params, x)
+    expected = _converted(cell, dim, {name: p.grad.numpy() for name, p in theirs.named_parameters()}, one_bias=True)
     if dim != D:
-        wanted["out"] = {"kernel": out.grad.numpy()}
-    assert jax.tree.structure(found) == jax.tree.structure(wanted)
-    np.testing.assert_allclose(found_x, x_theirs.grad, atol=1e-5)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, wanted)
+        expected["out"] = {"kernel": out.grad.numpy()}
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    np.testing.assert_allclose(actual_x, x_theirs.grad, atol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), actual, expected)
 
 
 def _pair(cell: str, dim: int):
-    """Our stack, its parameters, and their stack with the same weights and an output matrix."""
+    """Our stack, its parameters, torch's stack with the same weights, and the output matrix."""
     import torch
 
     torch.manual_seed(0)
@@ -113,7 +113,7 @@ def _pair(cell: str, dim: int):
 
 
 def _converted(cell: str, dim: int, weights: dict[str, np.ndarray], one_bias: bool = False):
-    """Their kernels keep [gates x out, in]."""
+    """Our parameters from torch's, whose kernels have shape [gates * out, in]."""
 
     def layer(i: int):
         inputs, recurrent = weights[f"weight_ih_l{i}"], weights[f"weight_hh_l{i}"]
@@ -129,19 +129,19 @@ def _converted(cell: str, dim: int, weights: dict[str, np.ndarray], one_bias: bo
 
 # ---------------------------------------------------------------- documents and padding
 @pytest.mark.parametrize("cell", CELLS)
-def test_a_packed_row_is_its_documents_alone(cell):
+def test_packed_documents_equal_separate_documents(cell):
     module = stack(cell)
     params, x = params_of(module), normal(B, T, D)
     packed = np.asarray(outputs(module, params, x, PACKED))
     for row in range(B):
         for segment in range(1, SEGMENTS[row].max() + 1):
-            mine = SEGMENTS[row] == segment
-            alone = outputs(module, params, x[row : row + 1, mine], rows(int(mine.sum()), 1))
-            np.testing.assert_allclose(packed[row, mine], alone[0], atol=1e-6)
+            inside = SEGMENTS[row] == segment
+            alone = outputs(module, params, x[row : row + 1, inside], rows(int(inside.sum()), 1))
+            np.testing.assert_allclose(packed[row, inside], alone[0], atol=1e-6)
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_a_token_is_influenced_by_its_document_so_far(cell):
+def test_a_token_depends_on_exactly_the_preceding_tokens_of_its_document(cell):
     module = stack(cell)
     params = params_of(module)
 
@@ -150,36 +150,36 @@ def test_a_token_is_influenced_by_its_document_so_far(cell):
         out, pullback = jax.vjp(lambda x: module.apply({"params": params}, x, PACKED)[0], x_BTD)
         return jax.vmap(lambda t: pullback(out * jax.nn.one_hot(t, T)[None, :, None])[0])(jnp.arange(T))
 
-    found = np.abs(gradients(normal(B, T, D))).sum(-1) > 0  # [T, B, T]
+    actual = np.abs(gradients(normal(B, T, D))).sum(-1) > 0  # [T, B, T]
     for row, segments in enumerate(SEGMENTS):
         allowed = np.tril(segments[:, None] == segments)
         real = segments > 0
-        np.testing.assert_array_equal(found[real, row], allowed[real])
-        assert not found[:, row][:, ~real].any(), "padding reached something"
+        np.testing.assert_array_equal(actual[real, row], allowed[real])
+        assert not actual[:, row][:, ~real].any(), "padding must not affect any output"
 
 
 @pytest.mark.parametrize("cell", LSTM_FIRST)
-def test_padding_leaves_the_state_as_it_is(cell):
+def test_padding_does_not_change_the_state(cell):
     module = stack(cell)
     params, x = params_of(module), normal(1, 5, D)
     states = [empty_state(cell, 1, D)] * L
-    _, wanted = module.apply({"params": params}, x, rows(5, 1), states, method="extend")
+    _, expected = module.apply({"params": params}, x, rows(5, 1), states, method="extend")
     for before, after in ((0, 4), (3, 0), (2, 2)):
         width = ((0, 0), (before, after))
         tokens = tokens_from_ids(jnp.zeros((1, 5 + before + after), int), jnp.pad(jnp.ones((1, 5), int), width))
         padded = np.pad(x, (*width, (0, 0)), constant_values=7.0)
         context = Context(tokens.positions, tokens.segments)
-        _, found = module.apply({"params": params}, padded, context, states, method="extend")
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found, wanted)
+        _, actual = module.apply({"params": params}, padded, context, states, method="extend")
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), actual, expected)
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_gradients_in_packed_rows_are_those_of_the_plain_scan(cell):
-    """The kernel's gradient is computed apart from the scan's."""
+def test_gradients_in_packed_rows_match_the_differentiated_scan(cell):
+    """`recur` computes the gradient of the kernel outside the scan."""
     kernel, x = 0.4 * normal(D, NUM_GATES[cell], D), normal(T, B, NUM_GATES[cell], D, seed=1)
     real = jnp.array(SEGMENTS.T > 0)
     starts = real & jnp.array(POSITIONS.T == 0)
-    # Rows that go on with a state from before, one of them padded at first.
+    # All rows continue from a nonzero state, and one of them starts with padding.
     starts, state = starts.at[0].set(False), jax.tree.map(lambda a: a + 0.5, empty_state(cell, B, D))
 
     def total(function, kernel, x, state):
@@ -188,15 +188,15 @@ def test_gradients_in_packed_rows_are_those_of_the_plain_scan(cell):
 
     plain = lambda kernel, x, state: recurrence._scan(cell, kernel, starts, real, x, state)  # noqa: E731
     ours = lambda kernel, x, state: recur(cell, kernel, x, state, starts, real)  # noqa: E731
-    found, wanted = (jax.grad(partial(total, f), argnums=(0, 1, 2))(kernel, x, state) for f in (ours, plain))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found, wanted)
+    actual, expected = (jax.grad(partial(total, f), argnums=(0, 1, 2))(kernel, x, state) for f in (ours, plain))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), actual, expected)
 
 
 # ---------------------------------------------------------------- continuing a row
 @pytest.mark.parametrize("dim", DIMS)
 @pytest.mark.parametrize("cell", CELLS)
-def test_extending_equals_the_whole_row(cell, dim):
-    """Prompts of different lengths at once, then one token at a time."""
+def test_extending_in_pieces_equals_the_full_forward_pass(cell, dim):
+    """A batch of prompts with different lengths, then one token at a time."""
     module = stack(cell, dim)
     params, x, lengths = params_of(module), normal(B, T, D), np.array([5, 2, 4])
     whole = np.asarray(outputs(module, params, x, rows()))
@@ -204,19 +204,19 @@ def test_extending_equals_the_whole_row(cell, dim):
     tokens = tokens_from_ids(jnp.zeros((B, 5), int), jnp.arange(5) < lengths[:, None])
     context = Context(tokens.positions, tokens.segments, start_B=jnp.zeros(B, int))
     states = tuple(empty_state(cell, B, dim) for _ in range(L))
-    found, states = extend({"params": params}, x[:, :5], context, states)
+    actual, states = extend({"params": params}, x[:, :5], context, states)
     for row, length in enumerate(lengths):
-        np.testing.assert_allclose(found[row, :length], whole[row, :length], atol=1e-5)
+        np.testing.assert_allclose(actual[row, :length], whole[row, :length], atol=1e-5)
     for _ in range(4):
         context = Context(jnp.array(lengths)[:, None], jnp.ones((B, 1), int), start_B=jnp.array(lengths))
-        found, states = extend({"params": params}, x[np.arange(B), lengths][:, None], context, states)
-        np.testing.assert_allclose(found[:, 0], whole[np.arange(B), lengths], atol=1e-5)
+        actual, states = extend({"params": params}, x[np.arange(B), lengths][:, None], context, states)
+        np.testing.assert_allclose(actual[:, 0], whole[np.arange(B), lengths], atol=1e-5)
         lengths = lengths + 1
 
 
 # ---------------------------------------------------------------- dropout
 @pytest.mark.parametrize("cell", LSTM_FIRST)
-def test_the_key_decides_what_is_dropped(cell):
+def test_dropout_depends_on_the_key(cell):
     module, without = stack(cell, dropout=0.5), stack(cell)
     params, x = params_of(module), normal(B, T, D)
     plain = outputs(without, params, x, rows())
@@ -228,8 +228,8 @@ def test_the_key_decides_what_is_dropped(cell):
 
 
 @pytest.mark.parametrize("cell", LSTM_FIRST)
-def test_no_dropout_from_token_to_token(cell):
-    """What the last of the layers gives is dropped or doubled; what it remembers is neither."""
+def test_no_dropout_between_tokens(cell):
+    """The output of the layer is dropped or doubled, while its state is not."""
     config = RecurrentConfig(cell=cell, num_layers=1, dim=D, dropout=0.5)
     module = Recurrent(config, D, InitConfig(), Runtime())
     params, x = params_of(module), normal(B, T, D)
@@ -240,8 +240,8 @@ def test_no_dropout_from_token_to_token(cell):
 
 
 @pytest.mark.parametrize("cell", LSTM_FIRST)
-def test_layers_drop_between_them(cell):
-    """With the last layer's own dropout undone by its values, those of the first still differ."""
+def test_dropout_between_layers(cell):
+    """Outputs that the last layer keeps would be doubled exactly, if the first layer had no dropout."""
     module = stack(cell, dropout=0.5)
     params, x = params_of(module), normal(B, T, D)
     plain, dropped = (np.asarray(outputs(module, params, x, rows(), key)) for key in (None, jax.random.key(0)))
@@ -249,9 +249,9 @@ def test_layers_drop_between_them(cell):
     assert np.abs(dropped[kept] - 2 * plain[kept]).max() > 1e-2
 
 
-# ---------------------------------------------------------------- how it runs, what it owns
+# ---------------------------------------------------------------- remat, dtypes, parameters
 @pytest.mark.parametrize("cell", LSTM_FIRST)
-def test_remat_changes_nothing(cell):
+def test_remat_does_not_change_gradients(cell):
     params, x = params_of(stack(cell)), normal(B, T, D)
 
     def gradient(remat):
@@ -261,20 +261,20 @@ def test_remat_changes_nothing(cell):
     none, full = gradient("none"), gradient("full")
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), full(params), none(params))
     scans = {f: str(jax.make_jaxpr(f)(params)).count("scan[") for f in (none, full)}
-    assert scans[full] == scans[none] + L, "each layer runs again"
+    assert scans[full] == scans[none] + L, "each layer runs again in the backward pass"
 
 
 @pytest.mark.parametrize("cell", LSTM_FIRST)
-def test_the_state_is_float32_whatever_the_products_are(cell):
+def test_the_state_of_a_bfloat16_stack_is_float32(cell):
     module = stack(cell, dtype=jnp.bfloat16)
     params, x = params_of(module), normal(B, T, D)
     states = [empty_state(cell, B, D)] * L
-    found, states = module.apply({"params": params}, x, rows(), states, method="extend")
-    assert found.dtype == jnp.bfloat16
+    actual, states = module.apply({"params": params}, x, rows(), states, method="extend")
+    assert actual.dtype == jnp.bfloat16
     for state in jax.tree.leaves(states):
         assert state.dtype == jnp.float32
-        assert (state != state.astype(jnp.bfloat16)).any(), "float32 in name only"
-    np.testing.assert_allclose(found.astype(jnp.float32), outputs(stack(cell), params, x, rows()), atol=0.05)
+        assert (state != state.astype(jnp.bfloat16)).any(), "the state must not be rounded to bfloat16"
+    np.testing.assert_allclose(actual.astype(jnp.float32), outputs(stack(cell), params, x, rows()), atol=0.05)
 
 
 PARAMETERS = {
@@ -291,18 +291,18 @@ PARAMETERS = {
 
 
 def test_golden_parameters():
-    """Paths are API: checkpoints know them."""
+    """Parameter paths are API, because checkpoints contain them."""
     shapes, axes = abstract_params(rnn(cell="lstm", num_layers=2, embed_dim=12, dim=8, vocab_size=31))
     names = jax.tree.leaves(axes, is_leaf=lambda leaf: isinstance(leaf, tuple))
     leaves = jax.tree_util.tree_leaves_with_path(shapes)
-    found = {path_name(path): (leaf.shape, name) for (path, leaf), name in zip(leaves, names, strict=True)}
-    assert found == PARAMETERS
+    actual = {path_name(path): (leaf.shape, name) for (path, leaf), name in zip(leaves, names, strict=True)}
+    assert actual == PARAMETERS
 
 
-def test_forget_gates_start_open():
+def test_forget_gate_biases_are_initialised_to_one():
     params = init_params(rnn(cell="lstm", num_layers=2, embed_dim=8, dim=8, vocab_size=31), jax.random.key(0))
     for i in range(2):
-        wanted = np.zeros((4, 8)) + np.array([0, 1, 0, 0])[:, None]
-        np.testing.assert_array_equal(params["decoder"][f"layers_{i}"]["bias"], wanted)
+        expected = np.zeros((4, 8)) + np.array([0, 1, 0, 0])[:, None]
+        np.testing.assert_array_equal(params["decoder"][f"layers_{i}"]["bias"], expected)
     plain = init_params(rnn(cell="elman", num_layers=1, embed_dim=8, dim=8, vocab_size=31), jax.random.key(0))
     assert not plain["decoder"]["layers_0"]["bias"].any()

@@ -1,4 +1,4 @@
-"""Equalities: however a stack runs, its parameters and its results are the same."""
+"""Scanned, unrolled, rematerialised and unstacked layers give the same results."""
 
 import jax
 import jax.numpy as jnp
@@ -30,11 +30,11 @@ RUNTIMES = {
     [pytest.param(name, marks=() if name in ("unroll 2", "remat dots") else pytest.mark.slow) for name in RUNTIMES],
 )
 def test_runtime_changes_neither_loss_nor_gradients(mixed, params_of, scanned, name):
-    """With dropout: the same key must reach the same layer, and reach it again when it is recomputed."""
+    """With dropout: each layer must get the same key under every runtime, and again when it is recomputed."""
     loss, gradients = _loss_and_gradients(mixed, params_of(mixed), RUNTIMES[name])
-    wanted_loss, wanted = scanned
-    assert float(loss) == pytest.approx(float(wanted_loss), abs=1e-6)
-    jax.tree.map(lambda ours, theirs: np.testing.assert_allclose(ours, theirs, atol=1e-6), gradients, wanted)
+    expected_loss, expected = scanned
+    assert float(loss) == pytest.approx(float(expected_loss), abs=1e-6)
+    jax.tree.map(lambda ours, theirs: np.testing.assert_allclose(ours, theirs, atol=1e-6), gradients, expected)
 
 
 @pytest.fixture(scope="module")
@@ -59,34 +59,34 @@ def _loss_and_gradients(config, params, runtime):
 
 
 @pytest.mark.parametrize("unroll", [1, "all"])
-def test_remat_keeps_less_for_the_backward_pass(mixed, params_of, unroll):
-    """Else the equality above would hold for a remat that does nothing."""
+def test_remat_saves_less_for_the_backward_pass(mixed, params_of, unroll):
+    """Guards the test above, which would also pass if remat did nothing."""
 
-    def kept(remat):
+    def saved_size(remat):
         model = Transformer(mixed, Runtime(remat=remat, unroll=unroll))
         _, pullback = jax.eval_shape(lambda p: jax.vjp(lambda p: model.apply({"params": p}, TOKENS), p), params)
         return sum(leaf.size for leaf in jax.tree.leaves(pullback))
 
     params = params_of(mixed)
-    assert kept("full") < kept("dots") < kept("none")
+    assert saved_size("full") < saved_size("dots") < saved_size("none")
 
 
-def test_more_unrolling_than_layers_is_all_of_them(mixed, forward):
+def test_unroll_beyond_the_number_of_layers_unrolls_all(mixed, forward):
     np.testing.assert_allclose(forward(mixed, TOKENS, runtime=Runtime(unroll=50)), forward(mixed, TOKENS), atol=1e-5)
 
 
 # ---------------------------------------------------------------- patterns
-def test_a_pattern_is_its_blocks_one_by_one(mixed, params_of):
-    """Five layers of a pattern of two: a b a b a, layer i of a place from slice i of its parameters."""
+def test_a_stack_equals_its_blocks_applied_in_order(mixed, params_of):
+    """Five layers of a pattern of two are a b a b a; the i-th use of a block takes slice i of its parameters."""
     params = params_of(mixed)
     stack = mixed.decoder
     x = params["embedding"]["tokens"][IDS]
     context = Context(TOKENS.positions, TOKENS.segments).with_rope(stack.blocks)
     for layer in range(5):
-        place, depth = layer % 2, layer // 2
-        block = Block(stack.pattern[place], 16, mixed.init, 1.0, Runtime())
-        own = jax.tree.map(lambda a, depth=depth: a[depth], params["decoder"][f"blocks_{place}"])
-        result = jax.jit(block.apply)({"params": own}, x, context)
+        entry, depth = layer % 2, layer // 2
+        block = Block(stack.pattern[entry], 16, mixed.init, 1.0, Runtime())
+        layer_params = jax.tree.map(lambda a, depth=depth: a[depth], params["decoder"][f"blocks_{entry}"])
+        result = jax.jit(block.apply)({"params": layer_params}, x, context)
         assert result.cache is None
         assert result.router_loss is None
         x = result.x_BTD
@@ -95,28 +95,28 @@ def test_a_pattern_is_its_blocks_one_by_one(mixed, params_of):
     np.testing.assert_allclose(whole, x, atol=1e-5)
 
 
-def test_every_layer_matters(mixed, params_of, forward):
+def test_every_layer_affects_the_output(mixed, params_of, forward):
     before = forward(mixed, TOKENS)
-    for place, count in ((0, 3), (1, 2)):
+    for entry, count in ((0, 3), (1, 2)):
         for depth in range(count):
             params = jax.tree.map(lambda a: a, params_of(mixed))
-            kernel = params["decoder"][f"blocks_{place}"]["mlp"]["down"]["kernel"]
-            params["decoder"][f"blocks_{place}"]["mlp"]["down"]["kernel"] = kernel.at[depth, :, 0].add(0.5)
-            assert jnp.abs(forward(mixed, TOKENS, params=params) - before).max() > 1e-3, (place, depth)
+            kernel = params["decoder"][f"blocks_{entry}"]["mlp"]["down"]["kernel"]
+            params["decoder"][f"blocks_{entry}"]["mlp"]["down"]["kernel"] = kernel.at[depth, :, 0].add(0.5)
+            assert jnp.abs(forward(mixed, TOKENS, params=params) - before).max() > 1e-3, (entry, depth)
 
 
-# ---------------------------------------------------------------- extending
+# ---------------------------------------------------------------- extending with a cache
 @pytest.mark.parametrize("runtime", [Runtime(), Runtime(unroll="all")], ids=["scan", "unrolled"])
-def test_unstacked_parameters_and_pieces_give_the_whole(mixed, params_of, runtime):
-    """Three tokens and three more behind a cache, with parameters stacked or one tree a layer."""
+def test_extending_in_pieces_equals_the_full_forward_pass(mixed, params_of, runtime):
+    """Three tokens, then three more with a cache; with stacked parameters and with one tree per layer."""
     model, params = Transformer(mixed, runtime), params_of(mixed)
     whole = _method(model, "hidden")(params, TOKENS)
     for stored in (params, unstack_layers(params, mixed)):
-        pieces = _extended(model, stored, make_caches(mixed, 2, 8, Runtime()))
+        pieces = _extend_in_pieces(model, stored, make_caches(mixed, 2, 8, Runtime()))
         np.testing.assert_allclose(pieces, whole, atol=1e-5)
 
 
-def test_an_extended_encoder_decoder_gives_the_whole(pair, params_of):
+def test_extending_an_encoder_decoder_equals_the_full_forward_pass(pair, params_of):
     model, params = Transformer(pair), params_of(pair)
     source = tokens_from_ids(jnp.array(IDS[:, :5]), jnp.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]))
     whole = _method(model, "hidden")(params, TOKENS, source)
@@ -124,15 +124,15 @@ def test_an_extended_encoder_decoder_gives_the_whole(pair, params_of):
     for stored in (params, unstack_layers(params, pair)):
         cross = _method(model, "cross_keys_values")(stored, encoded)
         caches = make_caches(pair, 2, 8, Runtime(), cross)
-        np.testing.assert_allclose(_extended(model, stored, caches, source.segments), whole, atol=1e-5)
+        np.testing.assert_allclose(_extend_in_pieces(model, stored, caches, source.segments), whole, atol=1e-5)
 
 
-def test_whole_rows_run_on_unstacked_parameters_too(mixed, params_of, forward):
+def test_the_forward_pass_accepts_unstacked_parameters(mixed, params_of, forward):
     params = unstack_layers(params_of(mixed), mixed)
     np.testing.assert_allclose(forward(mixed, TOKENS, params=params), forward(mixed, TOKENS), atol=1e-5)
 
 
-def test_unstacked_holds_every_layer(mixed, params_of):
+def test_unstack_layers_keeps_every_layer(mixed, params_of):
     params = params_of(mixed)
     layers = unstack_layers(params, mixed)
     assert [len(layers["decoder"][f"blocks_{i}"]) for i in range(2)] == [3, 2]
@@ -142,7 +142,7 @@ def test_unstacked_holds_every_layer(mixed, params_of):
         jax.tree.map(np.testing.assert_array_equal, stacked, params["decoder"][f"blocks_{i}"])
 
 
-def _extended(model, params, caches, source_segments=None):
+def _extend_in_pieces(model, params, caches, source_segments=None):
     extend, pieces = _method(model, "extend"), []
     for start in (0, 3):
         tokens = jax.tree.map(lambda part, start=start: part[:, start : start + 3], TOKENS)
@@ -157,8 +157,8 @@ def _method(model, name):
 
 # ---------------------------------------------------------------- heads
 @pytest.mark.parametrize("kv_heads", [1, 2])
-def test_shared_keys_and_values_are_repeated_ones(mixed, params_of, forward, kv_heads):
-    """Grouped-query and multi-query attention equal full attention with each key-value head written out."""
+def test_shared_kv_heads_equal_repeated_kv_heads(mixed, params_of, forward, kv_heads):
+    """Grouped-query and multi-query attention equal multi-head attention with repeated key-value heads."""
     shared = apply_overrides(
         mixed,
         [f"decoder.pattern.{i}.attention.num_kv_heads={kv_heads}" for i in range(2)],
@@ -166,11 +166,11 @@ def test_shared_keys_and_values_are_repeated_ones(mixed, params_of, forward, kv_
     full = apply_overrides(shared, [f"decoder.pattern.{i}.attention.num_kv_heads=none" for i in range(2)])
     params = params_of(shared)
 
-    def written_out(path, leaf):
+    def repeat_kv_heads(path, leaf):
         names = [part.key for part in path]
         return jnp.repeat(leaf, 4 // kv_heads, axis=2) if {"k", "v"} & set(names) else leaf
 
-    repeated = jax.tree_util.tree_map_with_path(written_out, params)
+    repeated = jax.tree_util.tree_map_with_path(repeat_kv_heads, params)
     np.testing.assert_allclose(
         forward(full, TOKENS, params=repeated), forward(shared, TOKENS, params=params), atol=1e-5
     )
@@ -184,19 +184,19 @@ def test_bfloat16_gives_close_float32_logits(mixed, forward, tied):
     assert half.dtype == full.dtype == jnp.float32
     assert 1e-5 < jnp.abs(half - full).max() < 0.05 * jnp.abs(full).max()
     rounded = half.astype(jnp.bfloat16).astype(jnp.float32)
-    assert (rounded != half).mean() > 0.5, "logits are summed in float32, not rounded to bfloat16 on the way"
+    assert (rounded != half).mean() > 0.5, "logits must be summed in float32, not rounded to bfloat16"
 
 
-def test_bfloat16_layers_carry_bfloat16(mixed, params_of):
+def test_bfloat16_layers_return_bfloat16(mixed, params_of):
     model = Transformer(mixed, Runtime(dtype=jnp.bfloat16))
     hidden = jax.eval_shape(lambda: model.apply({"params": params_of(mixed)}, TOKENS, method="hidden"))
     assert hidden.dtype == jnp.bfloat16
 
 
-# ---------------------------------------------------------------- what layers share
+# ---------------------------------------------------------------- rotary tables, scopes
 @pytest.mark.parametrize("runtime", [Runtime(), Runtime(unroll="all"), Runtime(remat="full")], ids=str)
-def test_rotary_tables_are_computed_once_per_pass(mixed, params_of, runtime):
-    """Both kinds of blocks have the same encoding: one cosine for five layers, with and without caches."""
+def test_rotary_tables_are_computed_once_per_forward_pass(mixed, params_of, runtime):
+    """Both blocks have the same encoding, so there is one cosine for five layers, with and without caches."""
     model, params = Transformer(mixed, runtime), params_of(mixed)
     caches = make_caches(mixed, 2, 8, runtime)
     start_B = jnp.zeros(2, jnp.int32)
@@ -211,8 +211,8 @@ def test_every_rotary_encoding_has_its_own_tables(mixed, params_of):
     assert str(jaxpr(params_of(other))).count(" = cos ") == 2
 
 
-def test_a_profile_reads_like_the_code(sparse, pair, params_of):
-    """Operations carry the names of stacks, blocks, sub-layers, norms, the chosen kernel and the router."""
+def test_operations_have_named_scopes_for_profiles(sparse, pair, params_of):
+    """Scopes name stacks, blocks, sub-layers, norms, the attention kernel and the router."""
 
     def scopes(config, *inputs):
         run = jax.jit(lambda p: Transformer(config).apply({"params": p}, *inputs))

@@ -1,4 +1,4 @@
-"""What the builders can vary beyond the published sizes: layer patterns, heads, and sides that differ."""
+"""Options of the builders beyond the published sizes: layer patterns, heads, decoders that differ from encoders."""
 
 import pytest
 from hypothesis import given, strategies as st
@@ -28,11 +28,11 @@ def block(dim: int) -> BlockConfig:
 
 
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=12))
-def test_a_stack_has_the_layers_it_was_given(dims):
+def test_stack_preserves_the_list_of_layers(dims):
     blocks = [block(dim) for dim in dims]
-    made = stack(blocks)
-    assert made.num_layers == len(blocks)
-    assert [made.block(layer) for layer in range(len(blocks))] == blocks
+    built = stack(blocks)
+    assert built.num_layers == len(blocks)
+    assert [built.block(layer) for layer in range(len(blocks))] == blocks
 
 
 @pytest.mark.parametrize(
@@ -45,10 +45,10 @@ def test_a_stack_has_the_layers_it_was_given(dims):
         ([1, 1, 2, 2, 2], [1, 1], [2]),
     ],
 )
-def test_a_stack_has_as_few_places_as_will_do(dims, first, pattern):
-    made = stack([block(dim) for dim in dims])
-    assert [b.mlp.dim for b in made.first] == first
-    assert [b.mlp.dim for b in made.pattern] == pattern
+def test_stack_finds_the_shortest_first_and_pattern(dims, first, pattern):
+    built = stack([block(dim) for dim in dims])
+    assert [b.mlp.dim for b in built.first] == first
+    assert [b.mlp.dim for b in built.pattern] == pattern
 
 
 # ---------------------------------------------------------------- layers that differ
@@ -69,7 +69,7 @@ def test_gemma_2_begins_with_a_local_layer():
     assert model.head.softcap == 30.0
 
 
-def test_gemma_2_27b_divides_by_the_width_of_a_head_that_it_does_not_have():
+def test_gemma_2_27b_scales_logits_by_embed_dim_per_head_instead_of_head_dim():
     attention = preset("gemma2-27b").decoder.pattern[0].attention
     assert attention.scale == pytest.approx(144**-0.5)
     assert attention.head_dim == 128
@@ -82,7 +82,7 @@ def test_every_sixth_layer_of_gemma_3_is_global():
     assert model.decoder.pattern[0].attention.qk_norm.unit_offset
 
 
-def test_only_the_global_layers_of_gemma_3_are_stretched():
+def test_only_the_global_layers_of_gemma_3_have_rope_scaling():
     pattern = preset("gemma3-4b").decoder.pattern
     assert [b.attention.position.scaling for b in pattern] == [None] * 5 + [LinearScaling(factor=8.0)]
 
@@ -95,7 +95,7 @@ def test_every_third_layer_of_modernbert_is_global_and_the_first_has_no_norm():
     assert norms == [False] + [True] * 21
 
 
-def test_the_layers_of_a_window_can_be_chosen():
+def test_local_selects_the_layers_with_a_window():
     model = qwen2(**SMALL, window=8, local=[False, False, True, True])
     assert windows(model) == [None, None, 8, 8]
     assert windows(llama(**SMALL, window=8)) == [8] * 4
@@ -105,7 +105,7 @@ def test_the_layers_of_a_window_can_be_chosen():
 
 
 @pytest.mark.parametrize("build", [llama, gemma, gemma2, gemma3, modernbert])
-def test_a_list_of_layers_of_another_length_is_refused(build):
+def test_local_of_another_length_than_num_layers_is_rejected(build):
     with pytest.raises(ValueError, match="local has 3 entries but num_layers=4"):
         build(**SMALL, local=[True] * 3)
 
@@ -115,16 +115,16 @@ def test_mlps_and_experts_exclude_each_other():
     with pytest.raises(ValueError, match="mlp_dim=None and moe=None"):
         llama(**shape)
     experts = qwen3_moe(**SMALL, num_experts=4, top_k=2).decoder.pattern[0].mlp
-    with pytest.raises(ValueError, match="give one of them"):
+    with pytest.raises(ValueError, match="set exactly one of them"):
         llama(**SMALL, moe=experts)
 
 
-# ---------------------------------------------------------------- what an encoder is read for
-def test_bert_with_both_of_its_heads_is_what_was_published():
+# ---------------------------------------------------------------- heads of encoders
+def test_bert_with_both_heads_has_the_published_count():
     assert num_params(bert(**BASE, num_classes=2)) == 110_106_428  # the hub for google-bert/bert-base-uncased
 
 
-def test_an_encoder_has_the_heads_it_was_asked_for():
+def test_options_select_the_heads_of_an_encoder():
     assert bert(**SMALL).pooler is None
     assert bert(**SMALL, masked_lm=False).head is None
     assert bert(**SMALL, pooled=True).pooler.num_classes is None
@@ -143,7 +143,7 @@ def test_an_encoder_has_the_heads_it_was_asked_for():
         (modernbert, "AutoModelForSequenceClassification", {"model_type": "modernbert"}),
     ],
 )
-def test_pooled_and_classifying_encoders_count_as_transformers_do(build, auto, values):
+def test_counts_of_poolers_and_classifiers_equal_transformers(build, auto, values):
     names = {"num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
     if values["model_type"] == "distilbert":
         names["hidden_dim"] = names.pop("intermediate_size")
@@ -153,7 +153,7 @@ def test_pooled_and_classifying_encoders_count_as_transformers_do(build, auto, v
     assert num_params(ours) == transformers_count(auto, **values, **names, vocab_size=ours.vocab_size, num_labels=5)
 
 
-# ---------------------------------------------------------------- what a config.json can vary
+# ---------------------------------------------------------------- options that a config.json may set
 HF_LLAMA = {"num_hidden_layers": 4, "hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 24}
 HF_BART = {"d_model": 16, "vocab_size": 61, "encoder_layers": 4, "encoder_ffn_dim": 24, "encoder_attention_heads": 4}
 HF_BART |= {"decoder_layers": 2, "decoder_ffn_dim": 40, "decoder_attention_heads": 2, "pad_token_id": 1}
@@ -193,17 +193,17 @@ VARIED = {
 
 
 @pytest.mark.parametrize("name", VARIED)
-def test_varied_models_count_as_transformers_do(name):
+def test_counts_of_models_with_options_equal_transformers(name):
     build, (auto, shape), varied = VARIED[name]
     assert num_params(build()) == transformers_count(auto, **shape | {"vocab_size": 61} | varied)
 
 
-def test_rotary_positions_are_an_argument():
+def test_rope_can_be_passed_to_the_builder():
     rope = Rope(theta=5e5, scaling=LinearScaling(factor=2.0))
     assert llama(**SMALL, rope=rope).decoder.pattern[0].attention.position == rope
 
 
-def test_marian_s_special_ids_follow_the_vocabulary():
+def test_default_special_ids_of_marian_depend_on_the_vocabulary():
     special = marian(**SMALL).special
     assert (special.pad, special.decoder_start, special.eos) == (60, 60, (0,))
 

@@ -1,4 +1,4 @@
-"""A new model takes four files: two of its own, and one line in each of two registries. The rest discovers it."""
+"""Adding a model takes two new files and one line in each of two registries; the zoo and the tests discover it."""
 
 import json
 import os
@@ -31,7 +31,7 @@ _PRESETS = {"sibling-tiny": Preset(6_032, lambda: sibling(**_SHAPE, context_leng
 ZOO_ROWS = (ZooRow("The sibling", _PRESETS),)
 '''
 FORMAT = '''
-"""Its format: Llama's under another name."""
+"""The format of Llama under another name."""
 
 from dataclasses import replace
 
@@ -49,14 +49,14 @@ from jaxformer.models import FAMILIES, PRESETS, preset
 from jaxformer.zoo import table
 
 [row] = [line for line in table.markdown().splitlines() if "The sibling" in line]
-found = {"row": row, "format": "sibling" in FORMATS, "sample": "sibling" in SAMPLES, "family": "sibling" in FAMILIES}
-print(json.dumps(found | {"counts": [num_params(preset("sibling-tiny")), PRESETS["sibling-tiny"].num_params]}))
+report = {"row": row, "format": "sibling" in FORMATS, "sample": "sibling" in SAMPLES, "family": "sibling" in FAMILIES}
+print(json.dumps(report | {"counts": [num_params(preset("sibling-tiny")), PRESETS["sibling-tiny"].num_params]}))
 """
 
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory) -> Path:
-    """A directory with a copy of the package to which the sibling was added."""
+    """A directory with a copy of the package to which the sibling model is added."""
     root = tmp_path_factory.mktemp("package")
     package = shutil.copytree(
         Path(jaxformer.__file__).parent, root / "jaxformer", ignore=shutil.ignore_patterns("__pycache__")
@@ -79,14 +79,14 @@ def run(package: Path, *arguments: str) -> str:
     return result.stdout
 
 
-def test_the_zoo_the_presets_and_the_samples_have_it(package):
-    found = json.loads(run(package, "-c", REPORT))
-    assert found["family"]
-    assert found["format"]
-    assert found["sample"]
-    assert found["counts"][0] == found["counts"][1]
-    # Its parity has not been measured yet.
-    assert found["row"] == "| The sibling | decoder-only | sibling-tiny | 0.00603M | - | - | sibling | causal |"
+def test_zoo_presets_and_samples_include_the_new_model(package):
+    report = json.loads(run(package, "-c", REPORT))
+    assert report["family"]
+    assert report["format"]
+    assert report["sample"]
+    assert report["counts"][0] == report["counts"][1]
+    # No parity is recorded for the new model.
+    assert report["row"] == "| The sibling | decoder-only | sibling-tiny | 0.00603M | - | - | sibling | causal |"
 
 
 DISCOVERED = {
@@ -98,16 +98,16 @@ DISCOVERED = {
     "zoo/test_parity.py": {"test_right_padded_rows[sibling]", "test_left_padded_rows[sibling]"},
     "zoo/test_cached.py": {"test_cached_logits_equal_the_full_forward_in_every_layout[sibling]"},
     "convert/test_formats.py": {
-        "test_import_then_export_gives_the_bytes_back[sibling]",
-        "test_transformers_loads_what_we_write[sibling]",
-        "test_every_preset_has_a_format_that_says_it_all[sibling-tiny]",
+        "test_import_then_export_is_byte_identical[sibling]",
+        "test_transformers_loads_exported_models[sibling]",
+        "test_every_preset_round_trips_through_its_format[sibling-tiny]",
     },
 }
 
 
 @pytest.mark.slow  # imports torch and transformers in another process
-def test_the_tests_discover_it(package):
-    """They cover what every family must do, without a change to them."""
+def test_contract_tests_include_the_new_model(package):
+    """The tests of what every family must do need no change."""
     options = ("-q", "-n", "0", "--collect-only", "-k", "sibling", "-p", "no:cacheprovider")
     paths = [str(TESTS / file) for file in DISCOVERED]
     output = run(package, "-m", "pytest", *options, "-c", str(TESTS.parent / "pyproject.toml"), *paths)

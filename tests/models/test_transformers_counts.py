@@ -1,7 +1,7 @@
-"""The published counts once more, from transformers' own models of the published config.json values.
+"""Parameter counts of the presets, computed by transformers from the values of the published config.json files.
 
-Built on torch's meta device, so nothing is allocated. The values are written down a second time on purpose: a mistake
-in a preset shows here even if its published count was changed to agree with it.
+Models are built on torch's meta device, so no memory is allocated. The values are repeated here on purpose: a mistake
+in a preset is found even if its parameter count was changed to match.
 """
 
 import pytest
@@ -149,14 +149,14 @@ CONFIGS = {
 
 
 def count(auto: str, values: dict) -> int:
-    """Of the model that this auto class makes of a config.json."""
+    """The number of parameters of the model that this auto class builds from a config.json."""
     import torch
     import transformers
 
     config = transformers.AutoConfig.for_model(**values)
     with torch.device("meta"):
         model = getattr(transformers, auto).from_config(config)
-    # Sinusoids are parameters there, but frozen; the bias on BART's logits is a buffer, but saved and loaded.
+    # In transformers, sinusoids are frozen parameters, and the bias on BART's logits is a buffer that is saved.
     trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
     return trained + sum(buffer.numel() for name, buffer in model.named_buffers() if name == "final_logits_bias")
 
@@ -164,35 +164,35 @@ def count(auto: str, values: dict) -> int:
 PRESET_FAMILIES = {
     name: family for family, module in FAMILIES.items() for row in module.ZOO_ROWS for name in row.presets
 }
-# One size of each row of the zoo; the counts change only when someone edits them.
+# One preset of each row of the zoo table; the others are slow tests, because counts rarely change.
 ALWAYS = {list(row.presets)[-1] for family in FAMILIES.values() for row in family.ZOO_ROWS}
 COUNTED = [name for name, family in PRESET_FAMILIES.items() if family not in ("vaswani", "rnn")]
 
 
-def test_nothing_is_written_down_that_is_gone():
+def test_every_listed_config_belongs_to_a_preset():
     assert set(CONFIGS) <= set(PRESETS)
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.slow) for name in COUNTED]
 )
-def test_transformers_counts_the_same(name):
-    auto, values = CONFIGS.get(name) or exported(name)
+def test_count_of_transformers_is_the_same(name):
+    auto, values = CONFIGS.get(name) or exported_config(name)
     untied = 0
     if values.get("feed_forward_proj") == "gated-gelu":
-        # transformers 5 ties every T5 until it has read weights; v1.1 was saved with an untied output.
+        # transformers 5 ties the output of every T5 until weights are loaded; the output of v1.1 is not tied.
         untied = values["vocab_size"] * values["d_model"]
     assert count(auto, values) + untied == PRESETS[name].num_params
 
 
-def exported(name: str) -> tuple[str, dict]:
-    """The config.json that export writes for a preset whose published one is not written down above."""
+def exported_config(name: str) -> tuple[str, dict]:
+    """The config.json that export writes, for a preset whose published config.json is not listed above."""
     _, fields = find_format(preset(name))
     auto = {"decoder-only": CAUSAL, "encoder-decoder": SEQ2SEQ, "encoder-only": MASKED}[preset(name).shape]
     return PLAIN if preset(name).head is None else auto, fields
 
 
-def test_an_exported_config_counts_as_well():
-    """So that a new preset is counted before anyone writes its published config.json down."""
-    auto, values = exported("qwen3-0.6b")
+def test_exported_configs_have_the_same_count():
+    """A new preset is checked this way until its published config.json is listed above."""
+    auto, values = exported_config("qwen3-0.6b")
     assert count(auto, values) == PRESETS["qwen3-0.6b"].num_params

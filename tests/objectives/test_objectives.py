@@ -1,4 +1,4 @@
-"""Objectives: targets that spell the text, batches that say what is where, and a corruption that changes lengths."""
+"""Objectives: targets, the layout of batches, and a corruption that changes lengths."""
 
 import jax
 import numpy as np
@@ -29,7 +29,7 @@ def seq2seq(special: SpecialTokens) -> Objective:
 
 
 @given(st.text("ab", max_size=40), st.integers(1, 12))
-def test_causal_targets_spell_the_document_once(text, length):
+def test_causal_targets_contain_every_token_once(text, length):
     pieces = causal(length).pieces({"text": BYTES.encode(text)})
     tokens, targets = (np.concatenate([p[name] for p in pieces]).tolist() for name in ("tokens", "targets"))
     assert targets == [*BYTES.encode(text), BYTES.eos_id]
@@ -38,7 +38,7 @@ def test_causal_targets_spell_the_document_once(text, length):
     assert 1 <= len(pieces[-1]["tokens"]) <= length
 
 
-def test_seq2seq_shifts_targets_and_ends_both_sides():
+def test_seq2seq_shifts_targets_and_appends_eos():
     (piece,) = seq2seq(SpecialTokens(1, 3, (2, 4))).pieces({"inputs": [10, 11, 2], "targets": [20, 21, 22]})
     assert piece["inputs"].tolist() == [10, 11, 2]
     assert piece["tokens"].tolist() == [3, 20, 21, 22]
@@ -46,11 +46,11 @@ def test_seq2seq_shifts_targets_and_ends_both_sides():
 
 
 @pytest.mark.parametrize(("inputs", "targets"), [([10] * 4, [20]), ([10], [20] * 4)])
-def test_seq2seq_leaves_out_what_does_not_fit(inputs, targets):
+def test_seq2seq_skips_pairs_that_do_not_fit(inputs, targets):
     assert seq2seq(SpecialTokens(1, 1, (2,))).pieces({"inputs": inputs, "targets": targets}) == []
 
 
-# ---------------------------------------------------------------- contracts of every objective
+# ---------------------------------------------------------------- contract of every objective
 def config_for(kind: str) -> RunConfig:
     documents, pairs = (
         tuple(f"text {i}" * (i % 5 + 1) for i in range(20)),
@@ -73,10 +73,10 @@ def test_batches_have_the_declared_layout(config):
     objective = make_objective(config, BYTES)
     packed = build_set(config.data, objective, BYTES, config.data.train)
     batch = make_loader(config, packed, objective).batch(0)
-    wanted = abstract_batch(config.data.batch_layout, config.data.batch_size)
-    assert jax.tree.structure(batch) == jax.tree.structure(wanted)
+    expected = abstract_batch(config.data.batch_layout, config.data.batch_size)
+    assert jax.tree.structure(batch) == jax.tree.structure(expected)
     shapes = [(a.shape, a.dtype) for a in jax.tree.leaves(batch)]
-    assert shapes == [(a.shape, a.dtype) for a in jax.tree.leaves(wanted)]
+    assert shapes == [(a.shape, a.dtype) for a in jax.tree.leaves(expected)]
 
 
 def test_empty_rows_have_no_targets(config):
@@ -87,15 +87,15 @@ def test_empty_rows_have_no_targets(config):
     assert not batch.weights[1:].any()
 
 
-# ---------------------------------------------------------------- a corruption that makes a source
+# ---------------------------------------------------------------- an objective that makes a source by corruption
 FIRST_SENTINEL = 290
 
 
 class SpanCorruption(Objective):
-    """T5's objective in small (arXiv:1910.10683, section 3.1.4): one stored text gives a source and targets.
+    """A small version of T5's objective (arXiv:1910.10683, section 3.1.4): source and targets come from one text.
 
-    Of every segment a span of two tokens is replaced by a sentinel in the source; the targets are the sentinel, the
-    span and eos. A stored row has one side; the batch has two, of other lengths.
+    In the source, a sentinel replaces a span of two tokens of every segment; the targets are the sentinel, the span and
+    EOS. A stored row has one side; the batch has two sides with different lengths.
     """
 
     kind = "span"
@@ -125,9 +125,9 @@ class SpanCorruption(Objective):
         ends = {"source": 0, "targets": 0}
         for segment in range(1, segments.max() + 1):
             ids = text[segments == segment]
-            at = random.randint(0, max(len(ids) - 1, 1))
-            span = ids[at : at + 2]
-            source = [*ids[:at], FIRST_SENTINEL, *ids[at + 2 :]]
+            start = random.randint(0, max(len(ids) - 1, 1))
+            span = ids[start : start + 2]
+            source = [*ids[:start], FIRST_SENTINEL, *ids[start + 2 :]]
             targets = [FIRST_SENTINEL, *span, self.special.first_eos]
             for name, values, marks in (("source", source, "source_segments"), ("targets", targets, "segments")):
                 where = slice(ends[name], ends[name] + len(values))
@@ -146,20 +146,20 @@ def span_loader():
 
 
 def test_span_corruption_keeps_every_token(span_loader):
-    """Putting the span back in place of the sentinel gives the text of the stored row."""
+    """Replacing the sentinel by the span restores the text of the stored row."""
     batch = span_loader.batch(3)
     stored = span_loader.packed_set.rows(span_loader._indices(np.arange(12, 16)))
     for i in range(4):
         for segment in range(1, stored["segments"][i].max() + 1):
             source = batch.source.ids[i][batch.source.segments[i] == segment].tolist()
             targets = batch.targets[i][batch.tokens.segments[i] == segment].tolist()
-            at = source.index(FIRST_SENTINEL)
-            restored = [*source[:at], *targets[1:-1], *source[at + 1 :]]
+            start = source.index(FIRST_SENTINEL)
+            restored = [*source[:start], *targets[1:-1], *source[start + 1 :]]
             assert restored == stored["text"][i][stored["segments"][i] == segment].tolist()
 
 
-def test_spans_change_with_the_step_and_train_a_model(span_loader):
-    """The loss of such a batch is that of every other objective: nothing else need be told of the new one."""
+def test_spans_change_with_the_step_and_give_a_finite_loss(span_loader):
+    """The shared loss applies to the new objective without changes elsewhere."""
     from jaxformer.layers import Transformer, init_params
     from jaxformer.ops.losses import LossOptions
 

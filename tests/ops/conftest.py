@@ -1,4 +1,4 @@
-"""The plain-Python definition of who sees whom, against which masks and attention are measured."""
+"""A plain Python definition of attention masks, the reference for tests of masks and attention."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from jaxformer.ops.masks import Mask
 
 @pytest.fixture(scope="session")
 def visible() -> Callable[[Mask, int, int, int], np.ndarray]:
-    """`visible(mask, B, T, S)` -> [B, T, S] booleans, one query and one key at a time."""
+    """`visible(mask, B, T, S)` returns [B, T, S] booleans, computed for one query and one key at a time."""
 
     def matrix(mask: Mask, B: int, T: int, S: int) -> np.ndarray:
         return np.array([[[_sees(mask, b, t, s) for s in range(S)] for t in range(T)] for b in range(B)])

@@ -1,4 +1,4 @@
-"""Every attention kernel against torch, forward and backward; new ones are discovered. Why a kernel is chosen."""
+"""Every registered attention kernel against torch, forward and backward, and the choice of a kernel."""
 
 import itertools
 
@@ -17,13 +17,13 @@ from jaxformer.ops.masks import Mask
 SCALE = 0.31  # not the default of torch
 SEGMENTS = np.array([[1, 1, 1, 2, 2, 2, 2, 3, 0], [1, 1, 1, 1, 1, 1, 0, 0, 0]])
 SOURCE = np.array([[1, 1, 2, 3, 3, 0, 0], [1, 1, 1, 1, 1, 1, 1]])
-RING = np.array([[5, 6, 7, 3, 4], [0, 1, 2, -1, -1]])  # full and gone round, and half empty
+RING = np.array([[5, 6, 7, 3, 4], [0, 1, 2, -1, -1]])  # one full ring that has wrapped around, one partly empty
 RING_AND_NEW = np.concatenate([RING, [[8, 9, 10], [3, 4, 5]]], axis=1)
-LONG = np.repeat([[1, 2, 3, 0]], [200, 131, 150, 50], axis=1)  # 531 tokens: odd, and longer than a block
+LONG = np.repeat([[1, 2, 3, 0]], [200, 131, 150, 50], axis=1)  # 531 tokens: an odd number, longer than a block
 
 
 def inputs_of(q_BTNH, k_BSKH, v_BSKH, mask, *, bias=None, key=None, **params) -> AttentionInputs:
-    """With keys and values in the order of the queries, which the references below share."""
+    """Inputs from keys and values with positions before heads, the layout of the references below."""
     k_BKSH, v_BKSH = k_BSKH.swapaxes(1, 2), v_BSKH.swapaxes(1, 2)
     return AttentionInputs(q_BTNH, k_BKSH, v_BKSH, mask, AttentionParams(**params), bias, key)
 
@@ -72,7 +72,7 @@ CASES = {
     "long queries, short source": (2, 2, 531, 9, Mask(kv_lengths=i32(5))),
     "short queries, long source": (2, 2, 5, 531, Mask(kv_lengths=i32(300))),
 }
-# Combinations of cases that are in the default run by themselves.
+# Slow tests: combinations of conditions that the default run covers separately.
 RARE = {
     "odd lengths",
     "segments both ways",
@@ -90,7 +90,7 @@ CELLS = [
 
 
 @pytest.mark.parametrize(("impl", "case"), CELLS)
-def test_outputs_and_gradients_are_those_of_torch(visible, impl, case):
+def test_outputs_and_gradients_match_torch(visible, impl, case):
     q, k, v, mask, cotangent, seen = _inputs(visible, *CASES[case])
 
     @jax.jit
@@ -99,10 +99,10 @@ def test_outputs_and_gradients_are_those_of_torch(visible, impl, case):
         return out, pullback(cotangent)
 
     out, gradients = run(q, k, v)
-    wanted, wanted_gradients = _torch_attention(q, k, v, cotangent, seen)
-    judged = seen.any(-1)
-    np.testing.assert_allclose(np.asarray(out)[judged], wanted[judged], atol=1e-5)
-    for name, ours, theirs in zip("qkv", gradients, wanted_gradients, strict=True):
+    expected, expected_gradients = _torch_attention(q, k, v, cotangent, seen)
+    sees_keys = seen.any(-1)
+    np.testing.assert_allclose(np.asarray(out)[sees_keys], expected[sees_keys], atol=1e-5)
+    for name, ours, theirs in zip("qkv", gradients, expected_gradients, strict=True):
         # A gradient of v sums over all queries, so its rounding error grows with its entries.
         np.testing.assert_allclose(ours, theirs, atol=1e-5 * max(1.0, np.abs(theirs).max()), err_msg=name)
 
@@ -115,9 +115,9 @@ BIASES = {
     "causal buckets": BucketedBias(TABLE, max_distance=90, causal=True),
     "buckets": BucketedBias(TABLE, max_distance=90, causal=False),
 }
-PACKED = np.repeat([[1, 2, 0]], [70, 90, 13], axis=1)  # 173 tokens: three blocks, the last of them short
+PACKED = np.repeat([[1, 2, 0]], [70, 90, 13], axis=1)  # 173 tokens: three blocks, the last one incomplete
 # name: (key-value heads, T, S, mask, bias, soft cap)
-TERMS = {
+BIAS_CASES = {
     "soft cap": (2, 173, 173, Mask(causal=True), "none", 0.8),
     "soft cap, nothing masked": (4, 100, 150, Mask(), "none", 2.0),
     "slopes": (4, 173, 173, Mask(causal=True), "slopes", None),
@@ -136,10 +136,10 @@ TERMS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("impl", "case"), list(itertools.product(sorted(KERNELS), TERMS)))
-def test_soft_caps_and_biases_are_those_of_torch(visible, impl, case):
-    """Gradients of the table too; the bias is added after the cap, and what is masked stays masked."""
-    K, T, S, mask, name, softcap = TERMS[case]
+@pytest.mark.parametrize(("impl", "case"), list(itertools.product(sorted(KERNELS), BIAS_CASES)))
+def test_soft_caps_and_biases_match_torch(visible, impl, case):
+    """Includes the gradient of the bias table; the bias is added after the soft cap, and masked keys stay masked."""
+    K, T, S, mask, name, softcap = BIAS_CASES[case]
     q, k, v, mask, cotangent, seen = _inputs(visible, 4, K, T, S, mask)
     bias = BIASES[name]
 
@@ -152,18 +152,20 @@ def test_soft_caps_and_biases_are_those_of_torch(visible, impl, case):
 
     out, gradients = run(q, k, v, bias)
     offsets = np.zeros(len(q), int) if mask.q_offset is None else mask.q_offset
-    wanted, wanted_gradients = _torch_terms(q, k, v, cotangent, seen, bias, offsets, softcap)
-    judged = seen.any(-1)
-    np.testing.assert_allclose(np.asarray(out)[judged], wanted[judged], atol=1e-5)
-    for leaf, ours, theirs in zip(("q", "k", "v", "table"), jax.tree.leaves(gradients), wanted_gradients, strict=False):
-        # The table's gradient sums over thousands of pairs.
+    expected, expected_gradients = _torch_biased_attention(q, k, v, cotangent, seen, bias, offsets, softcap)
+    sees_keys = seen.any(-1)
+    np.testing.assert_allclose(np.asarray(out)[sees_keys], expected[sees_keys], atol=1e-5)
+    for leaf, ours, theirs in zip(
+        ("q", "k", "v", "table"), jax.tree.leaves(gradients), expected_gradients, strict=False
+    ):
+        # The gradient of the table sums over thousands of pairs.
         np.testing.assert_allclose(ours, theirs, atol=1e-5, rtol=1e-4 if leaf == "table" else 1e-7, err_msg=leaf)
-    assert len(jax.tree.leaves(gradients)) == len(wanted_gradients) == (4 if "buckets" in name else 3)
+    assert len(jax.tree.leaves(gradients)) == len(expected_gradients) == (4 if "buckets" in name else 3)
 
 
 @pytest.mark.parametrize("impl", sorted(KERNELS))
-def test_dropout_and_a_bias_have_one_gradient(impl):
-    """The table's gradient under dropout, against differences of the same draw."""
+def test_bias_gradient_under_dropout(impl):
+    """The gradient of the bias table against finite differences with the same dropout mask."""
     q, k, v, cotangent = _normal(4, (1, 70, 4, 8))
     options = {"scale": SCALE, "softcap": 1.0, "dropout_rate": 0.5, "key": jax.random.key(3), "impl": impl}
 
@@ -172,14 +174,14 @@ def test_dropout_and_a_bias_have_one_gradient(impl):
         out = attend(q, k, v, Mask(causal=True), bias=BucketedBias(table, 90, causal=True), **options)
         return (out * cotangent).sum()
 
-    gradient, way = jax.grad(value)(TABLE), np.random.default_rng(2).normal(size=TABLE.shape).astype(np.float32)
-    slope = (value(TABLE + 1e-2 * way) - value(TABLE - 1e-2 * way)) / 2e-2
-    assert float((gradient * way).sum()) == pytest.approx(float(slope), rel=5e-3)
+    gradient, direction = jax.grad(value)(TABLE), np.random.default_rng(2).normal(size=TABLE.shape).astype(np.float32)
+    slope = (value(TABLE + 1e-2 * direction) - value(TABLE - 1e-2 * direction)) / 2e-2
+    assert float((gradient * direction).sum()) == pytest.approx(float(slope), rel=5e-3)
 
 
 @pytest.mark.parametrize("impl", sorted(KERNELS))
-def test_a_query_that_sees_nothing_gives_finite_numbers(impl):
-    """Padding must not turn a whole batch's gradient into NaN."""
+def test_a_query_without_visible_keys_gives_finite_values(impl):
+    """Padding must not turn the gradient of the whole batch into NaN."""
     q, k, v = _normal(3, (1, 4, 2, 8))
     mask = Mask(q_segments=i32([1, 1, 0, 0]), kv_segments=i32([1, 1, 2, 2]))
     out, gradients = jax.value_and_grad(
@@ -197,7 +199,7 @@ def test_large_logits_do_not_overflow(impl):
 
 
 @pytest.mark.parametrize("impl", sorted(KERNELS))
-def test_bfloat16_keeps_its_type_and_stays_close(impl):
+def test_bfloat16_keeps_its_dtype_and_stays_close(impl):
     q, k, v = _normal(3, (2, 9, 2, 8))
     half = (x.astype(jnp.bfloat16) for x in (q, k, v))
     out = attend(*half, Mask(causal=True), scale=SCALE, impl=impl)
@@ -208,37 +210,37 @@ def test_bfloat16_keeps_its_type_and_stays_close(impl):
 
 # ---------------------------------------------------------------- choice of a kernel
 @pytest.mark.parametrize("length", [5, 70])
-def test_auto_is_one_of_them(length):
+def test_auto_matches_the_reference(length):
     q, k, v = _normal(3, (1, length, 2, 8))
     auto = attend(q, k, v, Mask(causal=True), scale=SCALE)
     np.testing.assert_allclose(auto, attend(q, k, v, Mask(causal=True), scale=SCALE, impl="reference"), atol=1e-6)
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
-def test_auto_prefers_blocks_where_there_is_more_than_one(platform):
+def test_auto_prefers_blocked_if_there_are_several_blocks(platform):
     long, short = (inputs_of(*_normal(3, (1, n, 2, 8)), Mask(), scale=SCALE) for n in (MIN_BLOCK + 1, MIN_BLOCK))
     assert choose_kernel(long, platform) == attention.KernelChoice("blocked", {})
     choice = choose_kernel(short, platform)
     assert choice.kernel == "reference"
     assert list(choice.skipped) == ["blocked"]
-    assert f"{MIN_BLOCK} queries are a single block" in choice.skipped["blocked"]
+    assert f"{MIN_BLOCK} queries fit in a single block" in choice.skipped["blocked"]
 
 
-def test_a_kernel_that_is_not_worthwhile_may_still_be_named():
+def test_a_kernel_that_auto_would_skip_can_be_requested_by_name():
     q, k, v = _normal(3, (1, 5, 2, 8))
     np.testing.assert_allclose(
         attend(q, k, v, Mask(), scale=SCALE, impl="blocked"), attend(q, k, v, Mask(), scale=SCALE), atol=1e-6
     )
 
 
-def test_an_unknown_kernel_is_refused():
+def test_an_unknown_kernel_raises():
     q, k, v = _normal(3, (1, 5, 2, 8))
     with pytest.raises(UserError, match=r"attention='fastest': unknown kernel; there are: auto, blocked, reference"):
         attend(q, k, v, Mask(), scale=SCALE, impl="fastest")
 
 
-def test_a_kernel_that_cannot_serve_a_request_says_why(monkeypatch):
-    """By name it raises; `auto` goes on to the next one and keeps the reason."""
+def test_an_unsupported_kernel_raises_by_name_and_is_skipped_by_auto(monkeypatch):
+    """`auto` takes the next kernel and reports the reason."""
 
     def unsupported(inputs: AttentionInputs, platform: str) -> str | None:
         return f"needs a TPU, not {platform}" if platform != "tpu" else None
@@ -248,22 +250,23 @@ def test_a_kernel_that_cannot_serve_a_request_says_why(monkeypatch):
     inputs = inputs_of(*_normal(3, (1, 70, 2, 8)), Mask(), scale=SCALE)
     assert choose_kernel(inputs, "cpu") == attention.KernelChoice("blocked", {"picky": "needs a TPU, not cpu"})
     assert choose_kernel(inputs, "tpu").kernel == "picky"
-    with pytest.raises(UserError, match=r"attention='picky' cannot serve this request on cpu: needs a TPU, not cpu"):
+    message = r"attention='picky' does not support these inputs on cpu: needs a TPU, not cpu; use 'auto'"
+    with pytest.raises(UserError, match=message):
         attention.attend(inputs, impl="picky", platform="cpu")
 
 
 @pytest.mark.parametrize("impl", ["auto", *sorted(KERNELS)])
-def test_heads_that_do_not_divide_are_refused(impl):
+def test_query_heads_must_be_a_multiple_of_kv_heads(impl):
     q, kv = np.zeros((1, 5, 6, 8), np.float32), np.zeros((1, 5, 4, 8), np.float32)
-    with pytest.raises(UserError, match="6 query heads do not divide into groups for 4 key-value heads"):
+    with pytest.raises(UserError, match="6 query heads are not a multiple of 4 key-value heads"):
         attend(q, kv, kv, Mask(), scale=SCALE, impl=impl)
 
 
 # ---------------------------------------------------------------- dropout
 @pytest.mark.parametrize("impl", sorted(KERNELS))
 @pytest.mark.parametrize("rate", [0.1, 0.5])
-def test_dropout_drops_its_share_and_scales_the_rest(impl, rate):
-    """With values that are the identity, the output is the matrix of probabilities itself."""
+def test_dropout_drops_at_its_rate_and_scales_the_rest(impl, rate):
+    """With the identity as values, the output is the matrix of probabilities."""
     q, k, v = _normal(3, (8, 32, 2, 32))
     v = np.broadcast_to(np.eye(32, dtype=np.float32)[None, :, None], v.shape)
 
@@ -279,15 +282,15 @@ def test_dropout_drops_its_share_and_scales_the_rest(impl, rate):
     share = 1 - kept[possible].mean()
     noise = (rate * (1 - rate) / possible.sum()) ** 0.5
     assert abs(share - rate) < 5 * noise
-    assert (kept[:, :, 0] != kept[:, :, 1]).any(), "heads drop on their own"
-    assert (kept[0] != kept[1]).any(), "rows drop on their own"
+    assert (kept[:, :, 0] != kept[:, :, 1]).any(), "every head has its own dropout mask"
+    assert (kept[0] != kept[1]).any(), "every row has its own dropout mask"
     np.testing.assert_array_equal(dropped, probabilities(jax.random.key(0)))
     assert (dropped != probabilities(jax.random.key(1))).any()
 
 
 @pytest.mark.parametrize("impl", sorted(KERNELS))
-def test_gradients_under_dropout_are_those_of_what_was_dropped(impl):
-    """Identity values show what the key drops; the definition with just that dropped has the gradients to match."""
+def test_gradients_under_dropout_match_the_definition(impl):
+    """The dropout mask is recovered by using the identity as values, and then passed to the definition."""
     q, k, v, cotangent = _normal(4, (1, 70, 2, 70))
     options = {"scale": 0.1, "dropout_rate": 0.5, "impl": impl}
     identity = np.broadcast_to(np.eye(70, dtype=np.float32)[None, :, None], v.shape)
@@ -301,9 +304,9 @@ def test_gradients_under_dropout_are_those_of_what_was_dropped(impl):
     def ours(q, k, v):
         return attend(q, k, v, Mask(), key=jax.random.key(3), **options)
 
-    (value, pullback), (wanted, wanted_pullback) = (jax.vjp(jax.jit(f), q, k, v) for f in (ours, definition))
-    np.testing.assert_allclose(value, wanted, atol=1e-5)
-    for name, gradient, theirs in zip("qkv", pullback(cotangent), wanted_pullback(cotangent), strict=True):
+    (value, pullback), (expected, expected_pullback) = (jax.vjp(jax.jit(f), q, k, v) for f in (ours, definition))
+    np.testing.assert_allclose(value, expected, atol=1e-5)
+    for name, gradient, theirs in zip("qkv", pullback(cotangent), expected_pullback(cotangent), strict=True):
         np.testing.assert_allclose(gradient, theirs, atol=1e-5, err_msg=name)
 
 
@@ -315,7 +318,7 @@ def _inputs(visible, N, K, T, S, mask):
     q, cotangent = (rng.normal(size=(B, T, N, 8)).astype(np.float32) for _ in range(2))
     k, v = (rng.normal(size=(B, S, K, 8)).astype(np.float32) for _ in range(2))
     seen = visible(mask, B, T, S)
-    # What a query without keys gives is nobody's business, and must not reach the gradients.
+    # The output of a query without visible keys is undefined, so it must not contribute to the gradients.
     cotangent = cotangent * seen.any(-1)[:, :, None, None]
     return q, k, v, mask, cotangent, seen
 
@@ -337,8 +340,8 @@ def _torch_attention(q, k, v, cotangent, seen):
     return out.detach().numpy(), [x.grad.numpy() for x in (q, k, v)]
 
 
-def _torch_terms(q, k, v, cotangent, seen, bias, offsets, softcap):
-    """The definition one step after the other: products, cap, bias, mask, softmax, values."""
+def _torch_biased_attention(q, k, v, cotangent, seen, bias, offsets, softcap):
+    """The definition of attention step by step: products, soft cap, bias, mask, softmax, values."""
     import torch
 
     q, k, v = (torch.tensor(x, requires_grad=True) for x in (q, k, v))

@@ -1,4 +1,4 @@
-"""Biases of distance against transformers: buckets, slopes, and blocks of both."""
+"""Attention biases against transformers: relative position buckets, ALiBi slopes, and blocks of both."""
 
 import jax
 import jax.numpy as jnp
@@ -16,29 +16,29 @@ TABLE = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both ways"])
 @pytest.mark.parametrize(("num_buckets", "max_distance"), SIZES)
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "op by op"])
-def test_buckets_are_those_of_t5(num_buckets, max_distance, causal, compiled):
-    """Compiled too: rounding another way would move the distances on the edge of a bucket."""
+def test_buckets_match_t5(num_buckets, max_distance, causal, compiled):
+    """Also under jit, where different rounding would move distances on the edge of a bucket."""
     import torch
     from transformers.models.t5.modeling_t5 import T5Attention
 
     def ours(distance):
         return distance_buckets(distance, num_buckets, max_distance, causal)
 
-    found = (jax.jit(ours) if compiled else ours)(jnp.array(DISTANCES))
-    wanted = T5Attention._relative_position_bucket(
+    actual = (jax.jit(ours) if compiled else ours)(jnp.array(DISTANCES))
+    expected = T5Attention._relative_position_bucket(
         torch.tensor(DISTANCES), not causal, num_buckets=num_buckets, max_distance=max_distance
     )
-    np.testing.assert_array_equal(found, wanted.numpy())
+    np.testing.assert_array_equal(actual, expected.numpy())
 
 
-def test_no_distance_is_beyond_the_last_bucket():
+def test_large_distances_share_the_last_bucket():
     far = jnp.array([-(10**6), -1000, 1000, 10**6])
     np.testing.assert_array_equal(distance_buckets(far, 32, 128, causal=True), [31, 31, 0, 0])
     np.testing.assert_array_equal(distance_buckets(far, 32, 128, causal=False), [15, 15, 31, 31])
 
 
 @pytest.mark.parametrize("num_heads", range(1, 21))
-def test_slopes_are_those_of_bloom(num_heads):
+def test_slopes_match_bloom(num_heads):
     import torch
     from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
@@ -47,27 +47,27 @@ def test_slopes_are_those_of_bloom(num_heads):
 
 
 @pytest.mark.parametrize("offset", [None, np.array([4, 0])], ids=["no offset", "offset"])
-def test_a_block_of_slopes_is_one_pair_at_a_time(offset):
-    found = bias_block(SlopeBias(3), Mask(q_offset=offset), (1, 4), (2, 7))
-    for b, n, t, s in np.ndindex(*found.shape):
+def test_slope_bias_block_matches_a_loop_over_pairs(offset):
+    actual = bias_block(SlopeBias(3), Mask(q_offset=offset), (1, 4), (2, 7))
+    for b, n, t, s in np.ndindex(*actual.shape):
         distance = (2 + s) - (1 + t + (0 if offset is None else offset[b]))
-        assert float(found[b, n, t, s]) == pytest.approx(-head_slopes(3)[n] * abs(distance)), (b, n, t, s)
-    assert found.shape == (1 if offset is None else 2, 3, 3, 5)
+        assert float(actual[b, n, t, s]) == pytest.approx(-head_slopes(3)[n] * abs(distance)), (b, n, t, s)
+    assert actual.shape == (1 if offset is None else 2, 3, 3, 5)
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both ways"])
 @pytest.mark.parametrize("offset", [None, np.array([4, 0, 19])], ids=["no offset", "offset"])
-def test_a_block_of_buckets_is_one_pair_at_a_time(causal, offset):
+def test_bucketed_bias_block_matches_a_loop_over_pairs(causal, offset):
     bias = BucketedBias(TABLE, max_distance=12, causal=causal)
-    found = bias_block(bias, Mask(q_offset=offset), (1, 4), (2, 23))
-    assert found.shape == (1 if offset is None else 3, 3, 3, 21)
-    for b, t, s in np.ndindex(found.shape[0], 3, 21):
+    actual = bias_block(bias, Mask(q_offset=offset), (1, 4), (2, 23))
+    assert actual.shape == (1 if offset is None else 3, 3, 3, 21)
+    for b, t, s in np.ndindex(actual.shape[0], 3, 21):
         distance = (2 + s) - (1 + t + (0 if offset is None else offset[b]))
-        wanted = TABLE[int(distance_buckets(jnp.array(distance), 8, 12, causal))]
-        np.testing.assert_array_equal(found[b, :, t, s], wanted)
+        expected = TABLE[int(distance_buckets(jnp.array(distance), 8, 12, causal))]
+        np.testing.assert_array_equal(actual[b, :, t, s], expected)
 
 
-def test_a_block_is_that_of_t5_behind_a_cache():
+def test_bias_block_with_a_cache_matches_t5():
     import torch
     from transformers import T5Config
     from transformers.models.t5.modeling_t5 import T5Attention
@@ -78,20 +78,20 @@ def test_a_block_is_that_of_t5_behind_a_cache():
     )  # fmt: skip
     theirs = T5Attention(config, has_relative_attention_bias=True, layer_idx=0)
     theirs.relative_attention_bias.weight.data = torch.tensor(TABLE)
-    wanted = theirs.compute_bias(4, 23, past_seen_tokens=7).detach().numpy()
+    expected = theirs.compute_bias(4, 23, past_seen_tokens=7).detach().numpy()
     mask = Mask(causal=True, q_offset=np.array([7]))
-    np.testing.assert_array_equal(bias_block(BucketedBias(TABLE, 12, causal=True), mask, (0, 4), (0, 23)), wanted)
+    np.testing.assert_array_equal(bias_block(BucketedBias(TABLE, 12, causal=True), mask, (0, 4), (0, 23)), expected)
 
 
 @pytest.mark.parametrize("bias", [SlopeBias(3), BucketedBias(TABLE, 12, causal=False)], ids=["slopes", "buckets"])
-def test_a_block_is_a_slice_of_the_whole(bias):
+def test_a_block_is_a_slice_of_the_full_bias(bias):
     mask = Mask(q_offset=np.array([4, 0]))
     whole = bias_block(bias, mask, (0, 9), (0, 11))
     np.testing.assert_array_equal(bias_block(bias, mask, (2, 7), (3, 9)), whole[:, :, 2:7, 3:9])
 
 
-def test_numbers_are_float32_and_sizes_are_static():
-    """A table in bfloat16 must not make the logits so."""
+def test_biases_are_float32_and_sizes_are_static():
+    """A bfloat16 table must not make the logits bfloat16."""
     half = BucketedBias(jnp.array(TABLE, jnp.bfloat16), 12, causal=True)
     assert bias_block(half, Mask(), (0, 4), (0, 4)).dtype == jnp.float32
     assert len(jax.tree.leaves(half)) == 1

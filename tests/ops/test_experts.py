@@ -1,4 +1,4 @@
-"""Experts against a loop over tokens and against transformers: outputs, gradients, the router's losses."""
+"""Mixture of experts against a loop over tokens and against transformers: outputs, gradients, router losses."""
 
 import jax
 import jax.numpy as jnp
@@ -24,13 +24,13 @@ PARAMS = {
 }
 
 
-# ---------------------------------------------------------------- one token at a time
+# ---------------------------------------------------------------- outputs
 @pytest.mark.parametrize("renormalize", [True, False])
 @pytest.mark.parametrize("top_k", [1, 2, E])
 @pytest.mark.parametrize("gated", [True, False], ids=["gated", "plain"])
-def test_outputs_are_those_of_a_loop_over_tokens(gated, top_k, renormalize):
+def test_outputs_match_a_loop_over_tokens(gated, top_k, renormalize):
     ours = _moe(top_k, renormalize, gated)(_params(gated), X)
-    wanted = np.zeros_like(X)
+    expected = np.zeros_like(X)
     for b, t in np.ndindex(B, T):
         logits = X[b, t] @ PARAMS["router"]["kernel"]
         p = np.exp(logits) / np.exp(logits).sum()
@@ -38,12 +38,12 @@ def test_outputs_are_those_of_a_loop_over_tokens(gated, top_k, renormalize):
         for e in best:
             up = X[b, t] @ PARAMS["up"][e]
             hidden = _silu(X[b, t] @ PARAMS["gate"][e]) * up if gated else _silu(up)
-            wanted[b, t] += p[e] / (p[best].sum() if renormalize else 1.0) * (hidden @ PARAMS["down"][e])
-    np.testing.assert_allclose(ours, wanted, atol=2e-5)
+            expected[b, t] += p[e] / (p[best].sum() if renormalize else 1.0) * (hidden @ PARAMS["down"][e])
+    np.testing.assert_allclose(ours, expected, atol=2e-5)
 
 
-def test_an_expert_without_tokens_does_nothing():
-    """Three of five experts stand idle; the others' rows must not shift into their groups."""
+def test_experts_without_tokens_have_no_effect():
+    """Three of five experts get no tokens; the rows of the others must not shift into their groups."""
     params = _params() | {"router": {"kernel": np.zeros((D, E), np.float32)}}
     params["router"]["kernel"][0] = [-50.0, 9.0, -50.0, 3.0, -50.0]
     x = np.concatenate([np.ones_like(X[..., :1]), X[..., 1:]], axis=-1)
@@ -62,8 +62,8 @@ def test_an_expert_without_tokens_does_nothing():
     ).all()
 
 
-def test_rows_reach_the_experts_in_groups():
-    """`apply_experts` hands over rows sorted by expert and how many each gets, and undoes the sorting."""
+def test_rows_are_grouped_by_expert():
+    """`apply_experts` passes rows sorted by expert and the group sizes, and restores the order of the outputs."""
     chosen = Routes(np.array([[2, 0], [2, 1], [0, 2], [2, 0]]), np.full((4, 2), 0.5, np.float32))
     x_MD, seen = np.arange(4, dtype=np.float32)[:, None] * np.ones((1, 3), np.float32), {}
 
@@ -113,7 +113,7 @@ PEERS = {"mixtral": (_mixtral, True), "qwen": (_qwen(True), True), "qwen, all ex
 
 @pytest.mark.parametrize("top_k", [1, 2, E])
 @pytest.mark.parametrize("peer", PEERS)
-def test_outputs_and_gradients_are_those_of_transformers(peer, top_k):
+def test_outputs_and_gradients_match_transformers(peer, top_k):
     import torch
 
     build, renormalize = PEERS[peer]
@@ -124,11 +124,11 @@ def test_outputs_and_gradients_are_those_of_transformers(peer, top_k):
         theirs.experts.gate_up_proj.copy_(torch.tensor(both.swapaxes(1, 2)))
         theirs.experts.down_proj.copy_(torch.tensor(PARAMS["down"].swapaxes(1, 2)))
     x = torch.tensor(X, requires_grad=True)
-    wanted = theirs(x)
-    wanted.backward(torch.tensor(COTANGENT))
+    expected = theirs(x)
+    expected.backward(torch.tensor(COTANGENT))
     run = _moe(top_k, renormalize)
     ours, pullback = jax.vjp(run, _params(), X)
-    np.testing.assert_allclose(ours, wanted.detach().numpy(), atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(ours, expected.detach().numpy(), atol=1e-5, rtol=1e-5)
     gradients, x_gradient = pullback(COTANGENT)
     gate, up = np.split(theirs.experts.gate_up_proj.grad.numpy().swapaxes(1, 2), 2, axis=2)
     pairs = {
@@ -138,14 +138,14 @@ def test_outputs_and_gradients_are_those_of_transformers(peer, top_k):
         "up": (gradients["up"], up),
         "down": (gradients["down"], theirs.experts.down_proj.grad.numpy().swapaxes(1, 2)),
     }
-    for name, (found, sought) in pairs.items():
-        np.testing.assert_allclose(found, sought, atol=2e-5, rtol=1e-5, err_msg=name)
+    for name, (actual, expected) in pairs.items():
+        np.testing.assert_allclose(actual, expected, atol=2e-5, rtol=1e-5, err_msg=name)
 
 
-# ---------------------------------------------------------------- losses of the router
+# ---------------------------------------------------------------- router losses
 @pytest.mark.parametrize("top_k", [1, 2, E])
 @pytest.mark.parametrize("real", [np.ones_like(REAL), REAL], ids=["whole", "padded"])
-def test_load_balance_is_that_of_transformers(top_k, real):
+def test_load_balance_matches_transformers(top_k, real):
     import torch
     from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
@@ -153,27 +153,27 @@ def test_load_balance_is_that_of_transformers(top_k, real):
         return router_losses(logits, route_tokens(logits, top_k, True), real).load_balance
 
     logits = torch.tensor(LOGITS, requires_grad=True)
-    wanted = load_balancing_loss_func((logits,), E, top_k, torch.tensor(real.reshape(B, T)))
-    wanted.backward()
+    expected = load_balancing_loss_func((logits,), E, top_k, torch.tensor(real.reshape(B, T)))
+    expected.backward()
     value, gradient = jax.value_and_grad(jax.jit(ours))(jnp.array(LOGITS))
-    assert float(value) == pytest.approx(wanted.item(), abs=1e-5)
+    assert float(value) == pytest.approx(expected.item(), abs=1e-5)
     np.testing.assert_allclose(gradient, logits.grad.numpy(), atol=1e-6)
 
 
-def test_load_balance_is_top_k_when_even():
-    """Equal probabilities, and every expert chosen equally often."""
+def test_load_balance_is_top_k_if_balanced():
+    """All probabilities are equal, and every expert is chosen equally often."""
     chosen = Routes(np.array([[0, 1], [2, 3], [1, 2], [3, 0]]), np.full((4, 2), 0.5))
     losses = router_losses(jnp.zeros((4, 4)), chosen, jnp.ones(4))
     assert float(losses.load_balance) == pytest.approx(2.0)
 
 
-def test_router_z_is_the_mean_square_of_log_sum_exps():
+def test_router_z_is_the_mean_squared_log_sum_exp():
     losses = router_losses(LOGITS, route_tokens(LOGITS, 2, True), REAL)
     each = np.log(np.exp(LOGITS.astype(np.float64)).sum(-1)) ** 2
     assert float(losses.router_z) == pytest.approx((each * REAL).sum() / REAL.sum(), rel=1e-5)
 
 
-def test_padding_counts_for_nothing():
+def test_router_losses_ignore_padding():
     other = np.where(REAL[:, None] > 0, LOGITS, 7 * LOGITS[::-1] + 3)
     assert (other != LOGITS).any()
     first, second = (router_losses(logits, route_tokens(logits, 2, True), REAL) for logits in (LOGITS, other))
@@ -182,12 +182,12 @@ def test_padding_counts_for_nothing():
     np.testing.assert_array_equal(nothing, [0.0, 0.0])
 
 
-def test_the_layer_weighs_both_losses_and_leaves_padding_out():
+def test_the_layer_weighs_both_losses_and_ignores_padding():
     segments = REAL.reshape(B, T).astype(int)
     logits = X.reshape(-1, D) @ PARAMS["router"]["kernel"]
     losses = router_losses(logits, route_tokens(logits, 2, True), REAL)
-    _, found = _layer(2, True, load_balance=0.3, router_z=0.07).apply({"params": _params()}, X, segments)
-    assert float(found) == pytest.approx(0.3 * float(losses.load_balance) + 0.07 * float(losses.router_z), rel=1e-5)
+    _, actual = _layer(2, True, load_balance=0.3, router_z=0.07).apply({"params": _params()}, X, segments)
+    assert float(actual) == pytest.approx(0.3 * float(losses.load_balance) + 0.07 * float(losses.router_z), rel=1e-5)
 
 
 def test_the_router_computes_in_float32():

@@ -15,7 +15,7 @@ WEIGHTS = np.array([[1, 1, 0, 0.5, 2], [0, 0, 1, 1, 0]], np.float32)
 
 @pytest.mark.parametrize("z_loss", [0.0, 0.01])
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
-def test_loss_and_gradient_are_those_of_torch(label_smoothing, z_loss):
+def test_loss_and_gradient_match_torch(label_smoothing, z_loss):
     import torch
     from torch.nn import functional
 
@@ -28,21 +28,21 @@ def test_loss_and_gradient_are_those_of_torch(label_smoothing, z_loss):
     ).reshape(2, 5)
     # PaLM (arXiv:2204.02311, section 5): z_loss * log(Z)^2
     per_token = per_token + z_loss * torch.logsumexp(logits, -1) ** 2
-    wanted = (per_token * torch.tensor(WEIGHTS)).sum()
-    wanted.backward()
+    expected = (per_token * torch.tensor(WEIGHTS)).sum()
+    expected.backward()
 
     value, gradient = jax.jit(jax.value_and_grad(ours))(LOGITS)
-    assert float(value) == pytest.approx(wanted.item(), rel=1e-5)
+    assert float(value) == pytest.approx(expected.item(), rel=1e-5)
     np.testing.assert_allclose(gradient, logits.grad.numpy(), atol=1e-5)
 
 
-def test_nll_is_plain_whatever_is_minimised():
+def test_nll_ignores_label_smoothing_and_z_loss():
     plain, _ = cross_entropy(LOGITS, TARGETS, WEIGHTS)
-    shaped, _ = cross_entropy(LOGITS, TARGETS, WEIGHTS, label_smoothing=0.1, z_loss=0.01)
-    assert float(plain.loss) == float(plain.nll) == float(shaped.nll) != float(shaped.loss)
+    regularized, _ = cross_entropy(LOGITS, TARGETS, WEIGHTS, label_smoothing=0.1, z_loss=0.01)
+    assert float(plain.loss) == float(plain.nll) == float(regularized.nll) != float(regularized.loss)
 
 
-def test_accuracy_is_that_of_argmax():
+def test_accuracy_matches_argmax():
     sums, tokens = cross_entropy(LOGITS, TARGETS, WEIGHTS)
     assert float(sums.correct) == ((LOGITS.argmax(-1) == TARGETS) * WEIGHTS).sum()
     np.testing.assert_array_equal(tokens.correct_BT, LOGITS.argmax(-1) == TARGETS)
@@ -76,7 +76,7 @@ def test_huge_logits_do_not_overflow():
     assert np.isfinite(np.array(sums)).all()
 
 
-# ---------------------------------------------------------------- in chunks
+# ---------------------------------------------------------------- chunks
 @pytest.mark.parametrize("num_chunks", [1, 2, 6])
 def test_chunks_change_neither_sums_nor_gradients(num_chunks):
     rng = np.random.default_rng(1)
@@ -96,31 +96,31 @@ def test_chunks_change_neither_sums_nor_gradients(num_chunks):
         return 3 * results[0].loss / results[0].weight, results
 
     operands = jax.tree.map(lambda a: a.astype(np.float32), ({"kernel": kernel, "bias": bias}, hidden))
-    wanted, ours = (
+    expected, ours = (
         jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))(*operands) for loss in (whole, chunked)
     )
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), ours, wanted)
-    (_, results), _ = wanted
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), ours, expected)
+    (_, results), _ = expected
     without_gradient = jax.jit(chunked)(*operands)[1]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), without_gradient, results)
 
 
 @pytest.mark.parametrize("num_chunks", [1, 2, 6])
-def test_losses_of_single_tokens_do_not_depend_on_chunks_or_weights(num_chunks):
-    """Scoring reads them, also for tokens of weight 0; they are plain whatever is minimised."""
+def test_token_losses_do_not_depend_on_chunks_or_weights(num_chunks):
+    """Scoring reads them, also for tokens of weight 0; label smoothing and z-loss do not affect them."""
     logits = np.concatenate([LOGITS, LOGITS[:, :1]], axis=1)
     targets = np.concatenate([TARGETS, TARGETS[:, :1]], axis=1)
     weights = np.zeros(targets.shape, np.float32)
     options = LossOptions(label_smoothing=0.1, z_loss=0.01, num_chunks=num_chunks)
     sums, tokens = head_loss(lambda params, hidden: hidden, options, {}, logits, targets, weights)
-    wanted = -np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), targets[..., None], axis=-1)[..., 0]
-    np.testing.assert_allclose(tokens.nll_BT, wanted, rtol=1e-5)
+    expected = -np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), targets[..., None], axis=-1)[..., 0]
+    np.testing.assert_allclose(tokens.nll_BT, expected, rtol=1e-5)
     np.testing.assert_array_equal(tokens.correct_BT, logits.argmax(-1) == targets)
     assert float(sums.weight) == float(sums.nll) == 0.0
 
 
-def test_losses_of_single_tokens_cost_nothing_unused():
-    """The training step does not read them, and no [B, T] array leaves its loop."""
+def test_unused_token_losses_are_not_computed():
+    """The training step does not read them, so its loop must not produce a [B, T] array."""
 
     def loss(hidden, with_tokens):
         options = LossOptions(num_chunks=2)
@@ -137,6 +137,6 @@ def test_losses_of_single_tokens_cost_nothing_unused():
     ("rows", "length", "vocab_size", "chunks"),
     [(8, 256, 8192, 2), (8, 256, 1000, 1), (32, 1024, 32_000, 32), (0, 64, 50_000, 1), (8, 255, 50_000, 1)],
 )
-def test_chunks_are_chosen_by_size(rows, length, vocab_size, chunks):
-    """At least 1024 positions and 2**22 logits each; they divide the length."""
+def test_auto_chunks_depends_on_the_sizes(rows, length, vocab_size, chunks):
+    """Chunks have at least 1024 positions and 2**22 logits each, and divide the length."""
     assert auto_chunks(rows, length, vocab_size) == chunks

@@ -1,4 +1,4 @@
-"""Masks against their definition, one query and one key at a time."""
+"""Masks against their definition, evaluated for one query and one key at a time."""
 
 import jax
 import numpy as np
@@ -33,29 +33,29 @@ def masks(draw) -> Mask:
 
 
 @given(masks())
-def test_a_mask_is_its_definition(visible, mask):
+def test_dense_masks_match_the_definition(visible, mask):
     np.testing.assert_array_equal(_dense(mask, (0, T), (0, S)), visible(mask, B, T, S))
 
 
 @given(masks(), st.integers(0, T - 2), st.integers(0, S - 3))
-def test_a_block_is_a_slice_of_the_whole(mask, t, s):
+def test_a_block_is_a_slice_of_the_full_mask(mask, t, s):
     whole = _dense(mask, (0, T), (0, S))
     np.testing.assert_array_equal(_dense(mask, (t, t + 2), (s, s + 3)), whole[:, t : t + 2, s : s + 3])
 
 
-def test_no_condition_is_no_array():
-    """A kernel may then skip masking."""
+def test_a_mask_without_conditions_is_none():
+    """So that kernels can skip masking."""
     assert dense_mask(Mask(), (0, T), (0, S)) is None
-    assert dense_mask(Mask(prefix=np.array([1, 2])), (0, T), (0, S)) is None, "a prefix only widens what is causal"
+    assert dense_mask(Mask(prefix=np.array([1, 2])), (0, T), (0, S)) is None, "a prefix has no effect without `causal`"
 
 
 @pytest.mark.parametrize("mask", [Mask(causal=True), Mask(causal=True, window=2)])
-def test_a_mask_without_rows_has_one_row(mask):
+def test_a_mask_without_arrays_has_batch_size_one(mask):
     assert dense_mask(mask, (0, T), (0, S)).shape == (1, T, S)
 
 
 def test_flags_are_static_and_arrays_are_leaves():
-    """A kernel chooses by causal and window at trace time."""
+    """Kernels read `causal` and `window` at trace time."""
     mask = Mask(causal=True, window=3, q_offset=np.array([1, 2]))
     assert len(jax.tree.leaves(mask)) == 1
 

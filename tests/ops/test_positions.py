@@ -1,4 +1,4 @@
-"""Position encodings against the formula, against transformers' embeddings, and their properties."""
+"""Position encodings: against their formulas, against transformers, and their properties."""
 
 from typing import get_args
 
@@ -17,19 +17,19 @@ def rope(x, positions, spec):
     return apply_rope(x, rope_tables(positions, spec, x.shape[-1]))
 
 
-def test_sinusoids_are_the_paper_s_formula():
+def test_sinusoids_match_the_formula_of_the_paper():
     """PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(the same): arXiv:1706.03762, section 3.5."""
     positions, dim = np.array([[0, 1, 2, 511], [7, 0, 0, 3]]), 10
-    wanted = np.zeros((2, 4, dim))
+    expected = np.zeros((2, 4, dim))
     for (b, t), position in np.ndenumerate(positions):
         for i in range(dim // 2):
             angle = position / 10_000 ** (2 * i / dim)
-            wanted[b, t, 2 * i : 2 * i + 2] = np.sin(angle), np.cos(angle)
-    np.testing.assert_allclose(sinusoidal(jnp.array(positions), dim, Sinusoidal()), wanted, atol=1e-4)
+            expected[b, t, 2 * i : 2 * i + 2] = np.sin(angle), np.cos(angle)
+    np.testing.assert_allclose(sinusoidal(jnp.array(positions), dim, Sinusoidal()), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("offset", [0, 2])
-def test_halves_of_sinusoids_are_those_of_marian(offset):
+def test_sinusoids_in_halves_match_marian(offset):
     from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 
     positions, dim = np.array([[0, 1, 2, 61], [7, 0, 0, 3]]), 10
@@ -38,19 +38,21 @@ def test_halves_of_sinusoids_are_those_of_marian(offset):
     np.testing.assert_allclose(sinusoidal(jnp.array(positions), dim, spec), table[positions + offset], atol=1e-5)
 
 
-def test_layouts_hold_the_same_numbers_and_an_offset_shifts_both():
+def test_layouts_hold_the_same_values_and_an_offset_shifts_positions():
     positions, dim = np.array([[0, 1, 5, 30]]), 10
-    turns, halves = (sinusoidal(positions, dim, Sinusoidal(layout=name)) for name in ("interleaved", "halves"))
-    np.testing.assert_array_equal(turns, np.stack(np.split(halves, 2, axis=-1), axis=-1).reshape(turns.shape))
+    interleaved, halves = (sinusoidal(positions, dim, Sinusoidal(layout=name)) for name in ("interleaved", "halves"))
+    np.testing.assert_array_equal(
+        interleaved, np.stack(np.split(halves, 2, axis=-1), axis=-1).reshape(interleaved.shape)
+    )
     shifted = sinusoidal(positions, dim, Sinusoidal(offset=3))
     np.testing.assert_array_equal(shifted, sinusoidal(positions + 3, dim, Sinusoidal()))
 
 
-# ---------------------------------------------------------------- rotations
+# ---------------------------------------------------------------- rotary embeddings
 
 
 @pytest.mark.parametrize("theta", [10_000.0, 500_000.0])
-def test_rope_is_that_of_llama(theta):
+def test_rope_matches_llama(theta):
     import torch
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
@@ -61,9 +63,9 @@ def test_rope_is_that_of_llama(theta):
         hidden_size=32, num_attention_heads=4, rope_parameters={"rope_type": "default", "rope_theta": theta}
     )
     cos, sin = LlamaRotaryEmbedding(config)(torch.tensor(q), torch.tensor(positions))
-    wanted = apply_rotary_pos_emb(torch.tensor(q), torch.tensor(k), cos, sin, unsqueeze_dim=2)
-    for ours, theirs in zip((q, k), wanted, strict=True):
-        # Angles up to 1000 rad carry float32 errors of 1e-4 on both sides.
+    expected = apply_rotary_pos_emb(torch.tensor(q), torch.tensor(k), cos, sin, unsqueeze_dim=2)
+    for ours, theirs in zip((q, k), expected, strict=True):
+        # Angles up to 1000 rad have float32 errors of 1e-4 in both implementations.
         np.testing.assert_allclose(rope(ours, positions, Rope(theta=theta)), theirs.numpy(), atol=2e-4)
         np.testing.assert_allclose(rope(ours, positions, Rope(theta=theta))[0], theirs.numpy()[0], atol=1e-5)
 
@@ -122,13 +124,17 @@ SCALINGS = {
 
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
 @pytest.mark.parametrize("name", SCALINGS)
-def test_scalings_are_those_of_transformers(name, fraction):
+def test_scalings_match_transformers(name, fraction):
     import torch
     from transformers import StableLmConfig
     from transformers.models.stablelm.modeling_stablelm import StableLmRotaryEmbedding, apply_rotary_pos_emb
 
     scaling, theirs, max_length = SCALINGS[name]
-    spec, x, positions = Rope(theta=5_000.0, fraction=fraction, scaling=scaling), _normal((1, 40, 2, 32)), _count(40)
+    spec, x, positions = (
+        Rope(theta=5_000.0, fraction=fraction, scaling=scaling),
+        _normal((1, 40, 2, 32)),
+        _count(40),
+    )
     config = StableLmConfig(
         hidden_size=64,
         num_attention_heads=2,
@@ -137,25 +143,25 @@ def test_scalings_are_those_of_transformers(name, fraction):
     )
     rotary, dim = StableLmRotaryEmbedding(config), int(32 * fraction)
     cos, sin = rotary(torch.tensor(x), torch.tensor(positions))
-    turned, _ = apply_rotary_pos_emb(*(torch.tensor(x[..., :dim]),) * 2, cos, sin, unsqueeze_dim=2)
+    rotated, _ = apply_rotary_pos_emb(*(torch.tensor(x[..., :dim]),) * 2, cos, sin, unsqueeze_dim=2)
     frequencies, magnitude = rope_frequencies(spec, dim, positions)
     np.testing.assert_allclose(frequencies[0, 0, 0], rotary.inv_freq.numpy(), rtol=2e-6)
     assert magnitude == pytest.approx(rotary.attention_scaling)
-    wanted = np.concatenate([turned.numpy(), x[..., dim:]], axis=-1)
-    np.testing.assert_allclose(rope(x, positions, spec), wanted, atol=2e-5)
+    expected = np.concatenate([rotated.numpy(), x[..., dim:]], axis=-1)
+    np.testing.assert_allclose(rope(x, positions, spec), expected, atol=2e-5)
 
 
-def test_every_scaling_is_tested_and_changes_something():
+def test_every_scaling_is_covered_and_changes_frequencies():
     assert {type(scaling) for scaling, _, _ in SCALINGS.values()} == set(get_args(get_args(RopeScaling)[0]))
     plain = rope_frequencies(Rope(), 32)[0]
     for name, (scaling, _, _) in SCALINGS.items():
         frequencies = rope_frequencies(Rope(scaling=scaling), 32, _count(40))[0]
-        alike = np.allclose(frequencies, plain, rtol=1e-4)
-        assert alike == (name in ("dynamic, short", "dynamic, as long")), name
+        is_plain = np.allclose(frequencies, plain, rtol=1e-4)
+        assert is_plain == (name in ("dynamic, short", "dynamic, as long")), name
 
 
-def test_a_row_that_grew_leaves_its_neighbours_alone():
-    """Each row of a batch scales by its own length."""
+def test_dynamic_scaling_of_a_row_does_not_affect_other_rows():
+    """Each row of a batch is scaled by its own length."""
     spec, x = Rope(scaling=DynamicNtkScaling(factor=2.0, original_length=8)), _normal((2, 6, 1, 16))
     positions = np.array([[0, 1, 2, 3, 4, 5], [14, 15, 16, 17, 18, 19]])
     both = rope(x, positions, spec)
@@ -167,19 +173,19 @@ def test_a_row_that_grew_leaves_its_neighbours_alone():
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.5, 0.25])
-def test_turned_neighbours_are_those_of_gptj(fraction):
+def test_rotated_neighbours_match_gptj(fraction):
     import torch
     from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb, create_sinusoidal_positions
 
     x, positions, dim = _normal((2, 6, 4, 16)), np.array([[0, 1, 2, 3, 4, 5], [0, 1, 0, 1, 2, 30]]), int(16 * fraction)
     sin, cos = torch.split(create_sinusoidal_positions(32, dim)[torch.tensor(positions)], dim // 2, dim=-1)
-    turned = apply_rotary_pos_emb(torch.tensor(x[..., :dim]), sin, cos).numpy()
+    rotated = apply_rotary_pos_emb(torch.tensor(x[..., :dim]), sin, cos).numpy()
     ours = rope(x, positions, Rope(fraction=fraction, pairing="neighbours"))
-    np.testing.assert_allclose(ours, np.concatenate([turned, x[..., dim:]], axis=-1), atol=1e-5)
+    np.testing.assert_allclose(ours, np.concatenate([rotated, x[..., dim:]], axis=-1), atol=1e-5)
 
 
 @pytest.mark.parametrize("fraction", [0.5, 0.25])
-def test_partly_turned_halves_are_those_of_neox(fraction):
+def test_partially_rotated_halves_match_neox(fraction):
     import torch
     from transformers import GPTNeoXConfig
     from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding, apply_rotary_pos_emb
@@ -188,37 +194,37 @@ def test_partly_turned_halves_are_those_of_neox(fraction):
     parameters = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": fraction}
     config = GPTNeoXConfig(hidden_size=64, num_attention_heads=4, rope_parameters=parameters)
     cos, sin = GPTNeoXRotaryEmbedding(config)(torch.tensor(x), torch.tensor(positions))
-    wanted, _ = apply_rotary_pos_emb(torch.tensor(x), torch.tensor(x), cos, sin, unsqueeze_dim=2)
-    np.testing.assert_allclose(rope(x, positions, Rope(fraction=fraction)), wanted.numpy(), atol=1e-5)
+    expected, _ = apply_rotary_pos_emb(torch.tensor(x), torch.tensor(x), cos, sin, unsqueeze_dim=2)
+    np.testing.assert_allclose(rope(x, positions, Rope(fraction=fraction)), expected.numpy(), atol=1e-5)
 
 
-def test_scores_depend_on_the_distance_alone():
+def test_scores_depend_only_on_the_distance():
     q, k = _normal((2, 1, 1, 1, 16))
 
-    def score(at_q, at_k):
-        turned = rope(q, np.array([[at_q]]), Rope()) * rope(k, np.array([[at_k]]), Rope())
-        return float(turned.sum())
+    def score(q_position, k_position):
+        products = rope(q, np.array([[q_position]]), Rope()) * rope(k, np.array([[k_position]]), Rope())
+        return float(products.sum())
 
     assert score(9, 5) == pytest.approx(score(104, 100), abs=1e-4)
     assert score(9, 5) != pytest.approx(score(9, 6), abs=1e-2)
     assert score(9, 5) != pytest.approx(score(5, 9), abs=1e-2)
 
 
-def test_position_zero_turns_nothing_and_length_is_kept():
+def test_position_zero_is_not_rotated_and_norms_are_preserved():
     x = _normal((1, 3, 2, 8))
-    turned = rope(x, np.array([[0, 1, 50]]), Rope())
-    np.testing.assert_allclose(turned[:, 0], x[:, 0], atol=1e-6)
-    np.testing.assert_allclose(jnp.linalg.norm(turned, axis=-1), np.linalg.norm(x, axis=-1), rtol=1e-5)
+    rotated = rope(x, np.array([[0, 1, 50]]), Rope())
+    np.testing.assert_allclose(rotated[:, 0], x[:, 0], atol=1e-6)
+    np.testing.assert_allclose(jnp.linalg.norm(rotated, axis=-1), np.linalg.norm(x, axis=-1), rtol=1e-5)
 
 
 def test_neighbouring_positions_differ_in_bfloat16():
-    """Angles of bfloat16 would give positions 1000 and 1001 the same rotation."""
+    """With bfloat16 angles, positions 1000 and 1001 would have the same rotation."""
     x = jnp.ones((1, 2, 1, 8), jnp.bfloat16)
-    turned = rope(x, np.array([[1000, 1001]]), Rope())
-    assert turned.dtype == jnp.bfloat16
-    wanted = rope(x.astype(jnp.float32), np.array([[1000, 1001]]), Rope())
-    np.testing.assert_array_equal(turned, wanted.astype(jnp.bfloat16))
-    assert (turned[0, 0] != turned[0, 1]).any()
+    rotated = rope(x, np.array([[1000, 1001]]), Rope())
+    assert rotated.dtype == jnp.bfloat16
+    expected = rope(x.astype(jnp.float32), np.array([[1000, 1001]]), Rope())
+    np.testing.assert_array_equal(rotated, expected.astype(jnp.bfloat16))
+    assert (rotated[0, 0] != rotated[0, 1]).any()
 
 
 def _count(length):

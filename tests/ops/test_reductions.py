@@ -1,4 +1,4 @@
-"""`top_k` against JAX's own, ties and all."""
+"""`top_k` against `jax.lax.top_k`, including ties."""
 
 import jax
 import numpy as np
@@ -9,7 +9,7 @@ from jaxformer.ops.reductions import BLOCK, SHORT_ROW, top_k
 
 @pytest.mark.parametrize("width", [5, SHORT_ROW - 1, SHORT_ROW, SHORT_ROW + 1, 40 * BLOCK, 40 * BLOCK + 77])
 @pytest.mark.parametrize("k", [1, 5, 31])
-def test_values_and_indices_are_those_of_jax(width, k):
+def test_values_and_indices_match_jax(width, k):
     rng = np.random.default_rng(0)
     k = min(k, width)
     rows = rng.normal(size=(3, width)).astype(np.float32)

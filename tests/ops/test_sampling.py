@@ -1,4 +1,4 @@
-"""The whole way from logits to a token: pipelines against transformers, draws by their statistics."""
+"""Sampling from logits to a token: filter pipelines against transformers, samples against their distribution."""
 
 import jax
 import jax.numpy as jnp
@@ -23,12 +23,12 @@ sample_next, apply_filters = map(jax.jit, (sampling.sample_next, sampling.apply_
 
 
 def every_setting(seed: int = 2) -> SamplingParams:
-    """Each row its own of everything, now and then off."""
+    """Random values of every parameter, with each filter disabled in some rows."""
     rng = np.random.default_rng(seed)
 
     def column(low, high, off, kind=np.float32):
-        drawn = rng.integers(low, high, B) if kind is np.int32 else rng.uniform(low, high, B)
-        return np.where(rng.random(B) < 0.3, off, drawn).astype(kind)
+        values = rng.integers(low, high, B) if kind is np.int32 else rng.uniform(low, high, B)
+        return np.where(rng.random(B) < 0.3, off, values).astype(kind)
 
     return SamplingParams(
         temperature=column(0.3, 2.0, 0.0),
@@ -51,7 +51,7 @@ def every_setting(seed: int = 2) -> SamplingParams:
 
 
 def history_after(new_BT: np.ndarray, prompt=PROMPT, lengths=LENGTHS) -> History:
-    """Prompts and new tokens, with tokens of nobody's in what is left of the rows."""
+    """Prompts and new tokens, followed by random tokens that must be ignored."""
     num_new = new_BT.shape[1]
     ids = RNG.integers(0, V, size=(len(prompt), prompt.shape[1] + 10)).astype(np.int32)
     for row, start, length, new in zip(ids, prompt, lengths, new_BT, strict=True):
@@ -129,11 +129,11 @@ def same_for_all(options: dict, batch: int) -> SamplingParams:
 
 @pytest.mark.parametrize("num_new", [0, 2, MAX_NEW - 1])
 @pytest.mark.parametrize("name", PIPELINES)
-def test_pipelines_are_those_of_transformers(name, num_new, tiny):
+def test_pipelines_match_transformers(name, num_new, tiny):
     import torch
 
     options = PIPELINES[name]
-    # transformers forces the first token after exactly one, the decoder's start; so long is each prompt then.
+    # transformers forces the first token after a prompt of exactly one token, the decoder start token.
     lengths = np.ones_like(LENGTHS) if "forced_first" in options else LENGTHS
     new = RNG.integers(0, 4, size=(B, num_new))
     settings = same_for_all(options, B)
@@ -141,30 +141,30 @@ def test_pipelines_are_those_of_transformers(name, num_new, tiny):
     for i in range(B):
         ids = np.concatenate([PROMPT[i, : lengths[i]], new[i]])
         pipeline = processors(tiny, options, int(lengths[i]))
-        wanted = pipeline(torch.tensor(ids[None].astype(np.int64)), torch.tensor(LOGITS[i : i + 1])).numpy()
-        np.testing.assert_allclose(ours[i : i + 1], wanted, rtol=1e-5, atol=1e-6)
+        expected = pipeline(torch.tensor(ids[None].astype(np.int64)), torch.tensor(LOGITS[i : i + 1])).numpy()
+        np.testing.assert_allclose(ours[i : i + 1], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_pipelines_hold_every_setting_transformers_has():
+def test_pipelines_cover_every_parameter_of_transformers():
     covered = {name for options in PIPELINES.values() for name in options}
     assert set(SamplingParams._fields) - covered == {"frequency_penalty", "presence_penalty", "max_new_tokens", "eos"}
 
 
-def test_frequency_and_presence_penalties_see_new_tokens_only_and_follow_the_repetition_penalty():
+def test_frequency_and_presence_penalties_use_new_tokens_only_and_follow_the_repetition_penalty():
     settings = same_for_all({"repetition_penalty": 2.0, "frequency_penalty": 0.25, "presence_penalty": 1.5}, B)
     new = RNG.integers(0, 8, size=(B, 6))
     ours = np.asarray(apply_filters(LOGITS, settings, history_after(new)))
     for i in range(B):
         for token in range(V):
-            wanted, times = LOGITS[i, token], new[i].tolist().count(token)
+            expected, times = LOGITS[i, token], new[i].tolist().count(token)
             if times or token in PROMPT[i, : LENGTHS[i]]:
-                wanted = wanted * 2.0 if wanted < 0 else wanted / 2.0
-            assert ours[i, token] == pytest.approx(wanted - 0.25 * times - 1.5 * (times > 0), abs=1e-5)
+                expected = expected * 2.0 if expected < 0 else expected / 2.0
+            assert ours[i, token] == pytest.approx(expected - 0.25 * times - 1.5 * (times > 0), abs=1e-5)
 
 
-# ---------------------------------------------------------------- rows on their own
+# ---------------------------------------------------------------- independence of rows
 @pytest.mark.parametrize("num_new", [0, 3, 5, 7])
-def test_a_row_is_the_same_alone_and_in_a_batch(num_new):
+def test_rows_do_not_depend_on_the_batch(num_new):
     settings = every_setting()
     history = history_after(RNG.integers(0, 4, size=(B, num_new)))
     scores, tokens = apply_filters(LOGITS, settings, history), sample_next(LOGITS, KEYS, settings, history)
@@ -176,8 +176,8 @@ def test_a_row_is_the_same_alone_and_in_a_batch(num_new):
 
 
 @pytest.mark.slow
-def test_a_filter_left_out_is_one_that_is_off():
-    """What a row gets does not depend on which filters its neighbours made the batch compile."""
+def test_a_filter_that_is_none_equals_a_disabled_one():
+    """The result of a row does not depend on which filters other rows of the batch need."""
     settings, off = every_setting(), {"top_k": 0, "top_p": 1, "min_p": 0, "typical_p": 1, "repetition_penalty": 1}
     off |= {"frequency_penalty": 0, "presence_penalty": 0, "no_repeat_ngram": 0, "min_new_tokens": 0}
     off |= {"forced_first": -1, "forced_last": -1, "bias": 0, "banned": False}
@@ -185,13 +185,13 @@ def test_a_filter_left_out_is_one_that_is_off():
     everything = apply_filters(LOGITS, settings, history)
     for name, value in off.items():
         turned_off = settings._replace(**{name: np.full_like(getattr(settings, name), value)})
-        left_out = settings._replace(**{name: None})
-        found, wanted = (np.asarray(apply_filters(LOGITS, each, history)) for each in (turned_off, left_out))
-        np.testing.assert_array_equal(found, wanted, name)
-        assert not np.array_equal(everything, wanted) or name in ("forced_first", "forced_last")
+        without = settings._replace(**{name: None})
+        actual, expected = (np.asarray(apply_filters(LOGITS, each, history)) for each in (turned_off, without))
+        np.testing.assert_array_equal(actual, expected, name)
+        assert not np.array_equal(everything, expected) or name in ("forced_first", "forced_last")
 
 
-def test_settings_that_differ_in_value_share_one_program():
+def test_new_parameter_values_do_not_recompile():
     compiled = jax.jit(lambda *inputs: sampling.sample_next(*inputs))
     for seed in range(5):
         settings = every_setting(seed)
@@ -200,17 +200,17 @@ def test_settings_that_differ_in_value_share_one_program():
 
 
 @pytest.mark.parametrize("spec", [P("x"), P(None, "x")], ids=["rows", "vocabulary"])
-def test_eight_devices_sample_as_one(spec):
+def test_eight_devices_sample_like_one(spec):
     settings = every_setting()
     history = history_after(RNG.integers(0, 4, size=(B, 3)))
     sharding = NamedSharding(jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,)), spec)
-    spread = jax.device_put(LOGITS, sharding)
+    sharded = jax.device_put(LOGITS, sharding)
     np.testing.assert_array_equal(
-        sample_next(spread, KEYS, settings, history), sample_next(LOGITS, KEYS, settings, history)
+        sample_next(sharded, KEYS, settings, history), sample_next(LOGITS, KEYS, settings, history)
     )
 
 
-def test_greedy_is_argmax_and_compiles_neither_draw_nor_search():
+def test_greedy_is_argmax_and_compiles_no_random_numbers_loops_or_sorts():
     program = sample_next.lower(LOGITS, KEYS, SamplingParams(), FRESH).as_text()
     assert not any(word in program for word in ("while", "threefry", "stablehlo.sort"))
     np.testing.assert_array_equal(sample_next(LOGITS, KEYS, SamplingParams(), FRESH), LOGITS.argmax(-1))
@@ -224,7 +224,7 @@ def test_no_filter_sorts():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_no_row_is_ever_empty(seed):
+def test_filters_never_remove_all_tokens_of_a_row(seed):
     settings = every_setting(seed)
     history = history_after(RNG.integers(0, V, size=(B, 5)))
     bans = settings._replace(banned=RNG.random((B, V)) < np.linspace(0.8, 1.0, B)[:, None])
@@ -233,7 +233,7 @@ def test_no_row_is_ever_empty(seed):
     assert not np.isnan(scores).any()
 
 
-def test_where_removals_leave_nothing_the_bans_give_way_last():
+def test_bans_take_precedence_over_other_removals():
     only = np.arange(V) == 5
     one = np.array([1], np.int32)
     history = History(np.array([[5, 0]], np.int32), one, one)
@@ -241,18 +241,18 @@ def test_where_removals_leave_nothing_the_bans_give_way_last():
         banned=~only[None], eos=np.array([[5]], np.int32), min_new_tokens=np.array([3]), no_repeat_ngram=np.array([1])
     )
     assert sample_next(LOGITS[:1], KEYS[:1], strict, history).tolist() == [5]
-    # The bans leave 5 and 6, and 5 would end the row: 6 although it repeats.
+    # The bans leave 5, which is EOS, and 6, which repeats: the minimum length takes precedence over n-grams.
     banned, ids = ~(only | (np.arange(V) == 6))[None], np.array([[6, 0]], np.int32)
     assert sample_next(LOGITS[:1], KEYS[:1], strict._replace(banned=banned), history._replace(ids=ids)).tolist() == [6]
 
 
-def test_a_forced_token_wins_over_every_removal():
+def test_a_forced_token_overrides_every_removal():
     settings = every_setting()._replace(banned=np.ones((B, V), bool), forced_first=np.full(B, EOS, np.int32))
     assert (sample_next(LOGITS, KEYS, settings, history_after(np.zeros((B, 0)))) == EOS).all()
 
 
 # ---------------------------------------------------------------- history
-def test_history_tells_prompt_and_new_tokens_apart():
+def test_history_separates_prompt_and_new_tokens():
     new = RNG.integers(0, V, size=(B, 6))
     history = history_after(new)
     counts, seen = token_counts(history.new_ids, V), token_counts(history.all_ids, V)
@@ -263,7 +263,7 @@ def test_history_tells_prompt_and_new_tokens_apart():
     assert (history.num_new == 6).all()
 
 
-# ---------------------------------------------------------------- draws
+# ---------------------------------------------------------------- random samples
 def distribution(logits: np.ndarray) -> np.ndarray:
     weights = np.exp(logits.astype(np.float64) - logits.max())
     return weights / weights.sum()
@@ -275,24 +275,24 @@ def distribution(logits: np.ndarray) -> np.ndarray:
     ids=str,
 )
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_frequencies_follow_the_filtered_distribution(temperature, options):
+def test_sample_frequencies_follow_the_filtered_distribution(temperature, options):
     draws = 20_000
     logits = np.broadcast_to(np.linspace(2.0, -2.0, 9, dtype=np.float32), (draws, 9))
     settings = same_for_all({"temperature": temperature, **options}, draws)
-    wanted = distribution(
+    expected = distribution(
         np.asarray(apply_filters(logits[:1], same_for_all({"temperature": temperature, **options}, 1), FRESH))
     )
     keys = jax.random.split(jax.random.key(3), draws)
     one = np.ones(draws, np.int32)
-    drawn = np.asarray(sample_next(logits, keys, settings, History(one[:, None], one, one)))
-    found, wanted = np.bincount(drawn, minlength=9), wanted[0]
-    assert (found[wanted == 0] == 0).all()
-    kept = wanted > 0
+    samples = np.asarray(sample_next(logits, keys, settings, History(one[:, None], one, one)))
+    actual, expected = np.bincount(samples, minlength=9), expected[0]
+    assert (actual[expected == 0] == 0).all()
+    kept = expected > 0
     if kept.sum() > 1:
-        assert stats.chisquare(found[kept], draws * wanted[kept]).pvalue > 1e-3
+        assert stats.chisquare(actual[kept], draws * expected[kept]).pvalue > 1e-3
 
 
-def test_a_draw_depends_on_its_own_key_alone():
+def test_a_sample_depends_only_on_its_row_and_key():
     settings = SamplingParams(temperature=np.full(B, 1.3, np.float32), top_k=np.full(B, 20, np.int32))
     together = np.asarray(sample_next(LOGITS, KEYS, settings, FRESH))
     np.testing.assert_array_equal(sample_next(LOGITS, KEYS, settings, FRESH), together)
@@ -312,16 +312,16 @@ def test_a_temperature_near_zero_is_greedy():
     assert sampling.MIN_TEMPERATURE == 1e-6
 
 
-def test_temperature_zero_ignores_keys_and_what_narrows():
+def test_temperature_zero_ignores_keys_and_truncation_filters():
     settings = same_for_all({"temperature": 0.0, "typical_p": 0.1, "top_k": 3}, B)
     for keys in (KEYS, KEYS[::-1]):
-        drawn = sample_next(LOGITS, keys, settings, FRESH)
-        np.testing.assert_array_equal(drawn, LOGITS.argmax(-1))
-        assert drawn.dtype == jnp.int32
+        tokens = sample_next(LOGITS, keys, settings, FRESH)
+        np.testing.assert_array_equal(tokens, LOGITS.argmax(-1))
+        assert tokens.dtype == jnp.int32
     np.testing.assert_array_equal(apply_filters(LOGITS, settings, FRESH), LOGITS)
 
 
-def test_half_precision_logits_are_read_as_float32():
+def test_bfloat16_logits_are_filtered_in_float32():
     half = jnp.asarray(LOGITS, jnp.bfloat16)
     for settings in (SamplingParams(), SamplingParams(banned=every_setting().banned), every_setting()):
         history = history_after(np.zeros((B, 1)))
@@ -332,25 +332,25 @@ def test_half_precision_logits_are_read_as_float32():
 
 
 # ---------------------------------------------------------------- log-probabilities
-def test_log_probabilities_are_transition_scores(tiny):
-    """Of what was drawn from; without filters they are the model's own."""
+def test_log_probabilities_match_transition_scores(tiny):
+    """For the filtered distribution that tokens are sampled from, and for the model's unfiltered one."""
     import torch
 
     settings = same_for_all({"temperature": 0.8, "top_k": 9}, B)
     tokens = sample_next(LOGITS, KEYS, settings, FRESH)
     for logits in (apply_filters(LOGITS, settings, FRESH), LOGITS):
         sequences = torch.tensor(np.stack([PROMPT[:, 0], tokens], axis=1).astype(np.int64))
-        wanted = tiny.compute_transition_scores(sequences, (torch.tensor(np.asarray(logits)),), normalize_logits=True)
-        np.testing.assert_allclose(token_log_probs(logits, tokens).chosen, wanted.numpy()[:, 0], rtol=1e-5, atol=1e-6)
+        expected = tiny.compute_transition_scores(sequences, (torch.tensor(np.asarray(logits)),), normalize_logits=True)
+        np.testing.assert_allclose(token_log_probs(logits, tokens).chosen, expected.numpy()[:, 0], rtol=1e-5, atol=1e-6)
 
 
-def test_top_log_probabilities_descend_and_name_their_tokens():
+def test_top_log_probabilities_are_sorted_with_their_token_ids():
     tokens = LOGITS.argmax(-1)
-    found = token_log_probs(LOGITS, tokens, top_n=5)
+    actual = token_log_probs(LOGITS, tokens, top_n=5)
     exact = np.log(np.array([distribution(row) for row in LOGITS]))
     order = np.argsort(-exact, axis=-1)[:, :5]
-    np.testing.assert_array_equal(found.top_ids, order)
-    np.testing.assert_allclose(found.top, np.take_along_axis(exact, order, axis=-1), atol=1e-5)
-    np.testing.assert_array_equal(found.chosen, found.top[:, 0])
+    np.testing.assert_array_equal(actual.top_ids, order)
+    np.testing.assert_allclose(actual.top, np.take_along_axis(exact, order, axis=-1), atol=1e-5)
+    np.testing.assert_array_equal(actual.chosen, actual.top[:, 0])
     assert token_log_probs(LOGITS, tokens).top.shape == (B, 0)
     assert token_log_probs(LOGITS, tokens, top_n=V + 3).top.shape == (B, V)

@@ -1,4 +1,4 @@
-"""Tiny runs that the training tests vary."""
+"""Configs and batches of tiny runs for the training tests."""
 
 from collections.abc import Callable
 from typing import Any
@@ -35,7 +35,7 @@ DOCUMENTS = tuple(f"document {i}: " + "abc " * (i % 7) for i in range(40))
 
 @pytest.fixture
 def make_config() -> Callable[..., RunConfig]:
-    """A decoder-only run on a few short documents, or an encoder-decoder on pairs; fields override."""
+    """A decoder-only run on a few short documents, or an encoder-decoder run on pairs; `fields` override defaults."""
 
     def make(shape: str = "decoder-only", dropout: float = 0.0, **fields: Any) -> RunConfig:
         data = {"tokenizer": ByteTokenizer(), "length": 32, "batch_size": 8} | fields.pop("data", {})
@@ -55,7 +55,7 @@ def make_config() -> Callable[..., RunConfig]:
 
 @pytest.fixture
 def experts() -> ModelConfig:
-    """Experts, and a bias that all layers share."""
+    """A decoder with experts and a relative bias that all layers share."""
     attention = AttentionConfig(
         num_heads=4, num_kv_heads=2, head_dim=4, causal=True, position=Rope(), qk_norm=NormConfig(kind="rms")
     )
@@ -88,9 +88,9 @@ RESULTS: dict[tuple[RunConfig, int, int], tuple[TrainState, list[dict[str, float
 
 @pytest.fixture
 def run_steps(make_batch) -> Callable[..., tuple[TrainState, list[dict[str, float]]]]:
-    """Train from scratch on the mesh of the config; the final state and each step's metrics.
+    """Train from scratch on the mesh of the config; return the final state and the metrics of each step.
 
-    The same run is not made twice, unless `again` asks for it.
+    Results are cached; `again=True` repeats the run.
     """
 
     def run(

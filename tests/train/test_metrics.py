@@ -1,4 +1,4 @@
-"""What a run records: files, speed, FLOPs, and the stop when a loss is not finite."""
+"""Metric files, speed, FLOP counts, and the error for a loss that is not finite."""
 
 import json
 
@@ -26,7 +26,7 @@ def _lines(directory):
     return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_every_second_step_and_every_evaluated_step_is_logged_once(tmp_path):
+def test_logged_and_evaluated_steps_are_written_once(tmp_path):
     writer, recorder = _recorder(tmp_path, peak=1e12)
     with writer:
         for step in range(1, 6):
@@ -40,7 +40,7 @@ def test_every_second_step_and_every_evaluated_step_is_logged_once(tmp_path):
     assert all({"tokens_per_second", "step_seconds", "input_wait", "mfu"} <= line.keys() for line in lines)
 
 
-def test_mfu_needs_a_stated_peak(tmp_path):
+def test_mfu_requires_peak_flops(tmp_path):
     writer, recorder = _recorder(tmp_path)
     with writer:
         recorder.add(2, _metrics(), 0.0)
@@ -50,7 +50,7 @@ def test_mfu_needs_a_stated_peak(tmp_path):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_loss_that_is_not_finite_stops_at_its_step(tmp_path, value):
+def test_a_loss_that_is_not_finite_raises_with_its_step(tmp_path, value):
     writer, recorder = _recorder(tmp_path)
     with writer:
         recorder.add(1, _metrics(), 0.0)
@@ -59,7 +59,7 @@ def test_a_loss_that_is_not_finite_stops_at_its_step(tmp_path, value):
             recorder.flush()
 
 
-def test_a_killed_run_forgets_what_it_will_run_again(tmp_path):
+def test_metrics_after_the_last_checkpoint_are_removed_on_resume(tmp_path):
     lines = [json.dumps({"step": step, "loss": 1.0}) for step in (2, 4, 6)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + '\n{"step": 8, "lo')
     with MetricWriter(RunDir(tmp_path), 4) as writer:
@@ -68,10 +68,10 @@ def test_a_killed_run_forgets_what_it_will_run_again(tmp_path):
 
 
 def test_flops_are_six_per_parameter_and_token_plus_attention(make_config):
-    """The usual estimate (arXiv:2001.08361, section 2.1), embeddings looked up left out, the tied head counted."""
+    """The usual estimate (arXiv:2001.08361, section 2.1): embedding lookups do not count, the tied head does."""
     config = make_config()
     model, tokens = config.model, config.data.batch_size * config.data.length
-    tables = model.embed_dim * model.max_length
+    position_table = model.embed_dim * model.max_length
     attention = 3 * 2 * 2 * model.decoder.num_layers * tokens * (config.data.length / 2) * model.embed_dim
-    estimate = 6 * (num_params(model) - tables) * tokens + attention
+    estimate = 6 * (num_params(model) - position_table) * tokens + attention
     assert step_flops(config) == pytest.approx(estimate, rel=0.05)

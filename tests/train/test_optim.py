@@ -1,4 +1,4 @@
-"""Optimizers and schedules as their configs say."""
+"""Optimizers and learning rate schedules built from their configs."""
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +15,8 @@ MODEL = gpt2(num_layers=2, embed_dim=16, num_heads=2, vocab_size=32, max_length=
 
 
 @pytest.mark.parametrize("kind", ["adamw", "adafactor", "lion", "sgd", "muon"])
-def test_every_algorithm_descends(kind):
-    """A quadratic bowl around other parameters must get closer."""
+def test_every_algorithm_minimises_a_quadratic(kind):
+    """A few steps reduce the squared distance to other parameters."""
     config = OptimConfig(algorithm={"kind": kind}, learning_rate=1e-2, schedule={"kind": "constant"})
     optimizer = make_optimizer(config, 100, abstract_params(MODEL)[1])
     params, goal = init_params(MODEL, jax.random.key(0)), init_params(MODEL, jax.random.key(1))
@@ -38,9 +38,9 @@ def test_every_algorithm_descends(kind):
 def test_norms_and_biases_do_not_decay():
     mask = jax.tree_util.tree_leaves_with_path(decay_mask(abstract_params(MODEL)[0]))
     decayed = {jax.tree_util.keystr(path[-1:], simple=True) for path, flag in mask if flag}
-    spared = {jax.tree_util.keystr(path[-1:], simple=True) for path, flag in mask if not flag}
+    not_decayed = {jax.tree_util.keystr(path[-1:], simple=True) for path, flag in mask if not flag}
     assert decayed == {"kernel", "tokens", "positions"}
-    assert spared == {"scale", "bias"}
+    assert not_decayed == {"scale", "bias"}
 
 
 def test_decay_is_decoupled_from_the_gradient():
@@ -61,9 +61,9 @@ def test_muon_orthogonalises_matrices_of_blocks_only():
     updates, _ = optimizer.update(grads, optimizer.init(params), params)
     up = updates["decoder"]["blocks_0"]["mlp"]["up"]["kernel"][0]
     singular = jnp.linalg.svd(up, compute_uv=False)
-    assert singular.max() / singular.min() < 2.0  # five Newton-Schulz steps bring them near one another
+    assert singular.max() / singular.min() < 2.0  # five Newton-Schulz steps only make them similar
     assert jnp.linalg.cond(grads["decoder"]["blocks_0"]["mlp"]["up"]["kernel"][0]) > 2.0
-    # The first update of Nesterov Adam has one size in every entry: 1 + b1 (1 - b1) / (1 - b1^2).
+    # All entries of the first update of Nesterov Adam have the same magnitude: 1 + b1 (1 - b1) / (1 - b1^2).
     np.testing.assert_allclose(jnp.abs(updates["embedding"]["tokens"]), 1 + 0.09 / 0.19, rtol=1e-3)
 
 
@@ -77,15 +77,15 @@ def test_muon_orthogonalises_matrices_of_blocks_only():
         ({"kind": "wsd", "warmup_steps": 2, "decay_steps": 4}, {2: 1.0, 6: 1.0, 8: 0.5, 10: 0.0}),
     ],
 )
-def test_schedules_pass_through_their_points(schedule, expected):
+def test_schedules_have_the_expected_values(schedule, expected):
     config = OptimConfig(schedule=schedule)
     function = make_schedule(config.schedule, 1.0, steps=10)
     for step, value in expected.items():
         assert float(function(step)) == pytest.approx(value, abs=1e-6), step
 
 
-def test_vaswani_schedule_equals_the_paper():
-    """arXiv:1706.03762, equation 3, with the peak that its d_model and warm-up imply."""
+def test_inverse_sqrt_schedule_matches_the_paper():
+    """arXiv:1706.03762, equation 3, with the peak learning rate that follows from its d_model and warm-up."""
     peak = 512**-0.5 * 4000**-0.5
     config = OptimConfig(schedule={"kind": "inverse_sqrt", "warmup_steps": 4000})
     function = make_schedule(config.schedule, peak, steps=100_000)
@@ -94,7 +94,7 @@ def test_vaswani_schedule_equals_the_paper():
         assert float(function(step)) == pytest.approx(paper, rel=1e-5)
 
 
-def test_muon_takes_every_expert_for_a_matrix_of_its_own():
+def test_muon_treats_every_expert_as_a_separate_matrix():
     from jaxformer.train.optim import _matrix_dims
 
     up, down = _matrix_dims(("layers", "expert", "embed", "mlp")), _matrix_dims(("layers", "expert", "mlp", "embed"))

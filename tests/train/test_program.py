@@ -1,4 +1,4 @@
-"""The train step as a value: shapes before arrays, lowering without a batch, devices that are passed in."""
+"""TrainProgram: abstract state and batch, lowering without arrays, and devices that are passed in."""
 
 import ast
 import json
@@ -17,26 +17,26 @@ from jaxformer.sharding import global_batch
 from jaxformer.train.program import train_program
 
 PACKAGE = Path(jaxformer.__file__).parent
-# Where a command begins: these may ask which devices are attached, everything else is told.
+# Entry points of commands may ask JAX for the attached devices; all other modules get devices as arguments.
 ENTRY_POINTS = {"train/loop.py", "show.py", "bench/train.py", "bench/decode.py", "evaluate/report.py", "run.py"}
 LOOK_UPS = {"devices", "device_count", "local_devices", "local_device_count", "default_backend"}
 
 
 @pytest.mark.parametrize("shape", ["decoder-only", "encoder-decoder"])
-def test_abstract_state_and_batch_are_those_of_arrays(shape, make_config, make_batch):
+def test_abstract_state_and_batch_match_the_arrays(shape, make_config, make_batch):
     config = make_config(shape, mesh=MeshConfig(data=2, fsdp=2, tensor=2))
     if shape == "encoder-decoder":
         config = config.replace(data=config.data.replace(objective={"kind": "seq2seq", "input_length": 32}))
     program = train_program(config, jax.devices())
-    described = (program.abstract_state, program.abstract_batch)
+    abstract = (program.abstract_state, program.abstract_batch)
     arrays = (program.init(), global_batch(make_batch(config), program.mesh))
-    assert jax.tree.structure(described) == jax.tree.structure(arrays)
-    for wanted, array in zip(jax.tree.leaves(described), jax.tree.leaves(arrays), strict=True):
-        assert (wanted.shape, wanted.dtype) == (array.shape, array.dtype)
-        assert wanted.sharding.is_equivalent_to(array.sharding, array.ndim)
+    assert jax.tree.structure(abstract) == jax.tree.structure(arrays)
+    for expected, array in zip(jax.tree.leaves(abstract), jax.tree.leaves(arrays), strict=True):
+        assert (expected.shape, expected.dtype) == (array.shape, array.dtype)
+        assert expected.sharding.is_equivalent_to(array.sharding, array.ndim)
 
 
-def test_the_lowered_step_is_the_step(make_config, make_batch):
+def test_the_lowered_step_equals_the_jitted_step(make_config, make_batch):
     config = make_config(mesh=MeshConfig(data=4, tensor=2))
     program = train_program(config, jax.devices())
     batch = global_batch(make_batch(config), program.mesh)
@@ -65,10 +65,10 @@ assert program.lower().compile().memory_analysis().argument_size_in_bytes > 0
 
 
 def test_a_program_for_devices_that_are_not_attached(make_config):
-    """A TPU slice from its description: compiled here, run nowhere."""
+    """A program for a TPU topology description compiles without TPUs."""
     pytest.importorskip("libtpu", reason="libtpu is not installed")
     config = make_config(mesh=MeshConfig(data=2, fsdp=2))
-    # In its own process: libtpu aborts on the XLA flags for CPUs that the tests set.
+    # In a separate process, because libtpu aborts on the XLA flags for CPUs that the tests set.
     environment = os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
     command = [sys.executable, "-c", COMPILE_FOR_TPU]
     text = json.dumps(dump_config(config))
@@ -76,7 +76,7 @@ def test_a_program_for_devices_that_are_not_attached(make_config):
     assert result.returncode == 0, result.stderr
 
 
-def test_only_entry_points_look_devices_up():
+def test_only_entry_points_look_up_devices():
     for file in sorted(PACKAGE.rglob("*.py")):
         name = file.relative_to(PACKAGE).as_posix()
         for node in ast.walk(ast.parse(file.read_text())):

@@ -1,4 +1,4 @@
-"""Recurrent models under the one trainer: golden numbers, every mesh, a loss that falls, FLOPs."""
+"""Training recurrent models: golden numbers, every mesh, a full run, FLOPs."""
 
 import json
 
@@ -33,11 +33,11 @@ def recurrent_config(make_config):
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_golden_losses_of_a_cell(cell, recurrent_config, run_steps):
+def test_golden_losses_of_recurrent_models(cell, recurrent_config, run_steps):
     """Update these numbers only when the mathematics of a step changes on purpose, and say so in the commit."""
     _, history = run_steps(recurrent_config(cell), num_steps=3)
-    found = [(h["loss"], h["grad_norm"]) for h in history]
-    np.testing.assert_allclose(found, GOLDEN[cell], rtol=2e-5)
+    actual = [(h["loss"], h["grad_norm"]) for h in history]
+    np.testing.assert_allclose(actual, GOLDEN[cell], rtol=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -49,19 +49,19 @@ def test_golden_losses_of_a_cell(cell, recurrent_config, run_steps):
 )
 @pytest.mark.parametrize("cell", LSTM_FIRST)
 def test_a_recurrent_model_on_eight_devices_equals_one(cell, sizes, recurrent_config, run_steps):
-    """With an output projection, and with dropout: what is dropped must not depend on the mesh."""
+    """With an output projection and with dropout, whose masks must not depend on the mesh."""
     fields = {"dim": 32, "dropout": 0.2, "optim": OptimConfig(learning_rate=1e-2, weight_decay=0.1)}
     _, one = run_steps(recurrent_config(cell, **fields), num_steps=3)
     _, eight = run_steps(recurrent_config(cell, **fields, mesh=MeshConfig(**sizes)), 3, num_devices=8)
     for a, b in zip(one, eight, strict=True):
         for name in ("loss", "grad_norm", "param_norm"):
-            # Wider than for a transformer: Adam's first steps enlarge what 32 tokens of recurrence round differently.
+            # Wider than for a transformer: Adam's first steps amplify the rounding errors of 32 recurrent steps.
             np.testing.assert_allclose(a[name], b[name], rtol=3e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("cell", LSTM_FIRST)
 def test_recurrent_gradients_on_eight_devices_equal_one(cell, recurrent_config, run_steps):
-    """Under plain SGD with rate 1 the change of the parameters is the gradient."""
+    """With plain SGD and a learning rate of 1, the change of the parameters is the gradient."""
     optim = OptimConfig(algorithm={"kind": "sgd"}, learning_rate=1.0, clip_norm=None, schedule={"kind": "constant"})
     one, _ = run_steps(recurrent_config(cell, dim=32, optim=optim), num_steps=1)
     mesh = MeshConfig(data=2, fsdp=2, tensor=2)
@@ -71,8 +71,8 @@ def test_recurrent_gradients_on_eight_devices_equal_one(cell, recurrent_config, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", CELLS)
-def test_a_run_from_data_to_samples(cell, recurrent_config, tmp_path):
-    """The whole loop: documents, training, evaluation, a checkpoint, and the same answers from it."""
+def test_a_full_run_from_data_to_samples(cell, recurrent_config, tmp_path):
+    """Training, evaluation and a checkpoint; the loaded checkpoint generates the same text as the trained model."""
     config = recurrent_config(
         cell,
         dim=24,
@@ -94,7 +94,7 @@ def test_a_run_from_data_to_samples(cell, recurrent_config, tmp_path):
 @pytest.mark.parametrize("dim", [16, 24])
 @pytest.mark.parametrize("cell", CELLS)
 def test_flops_are_six_per_weight_and_token(cell, dim, recurrent_config):
-    """The tied table is counted once, for the head: looking embeddings up costs none."""
+    """The tied embedding table counts once, for the head: lookups cost no FLOPs."""
     config = recurrent_config(cell, dim)
     num_gates = {"elman": 1, "lstm": 4}[cell]
     biases = 2 * num_gates * dim + config.model.vocab_size

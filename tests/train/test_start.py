@@ -1,4 +1,4 @@
-"""Starting from other weights, and training a part of them: what is frozen stays, and costs no optimizer state."""
+"""Starting from the weights of another run, and freezing parameters."""
 
 import json
 import shutil
@@ -51,7 +51,7 @@ def trained(tmp_path_factory):
 
 
 # ---------------------------------------------------------------- partitions
-def test_nothing_frozen_leaves_the_tree_as_it_is(make_config):
+def test_without_frozen_parameters_the_tree_is_unchanged(make_config):
     model = make_config().model
     params = abstract_params(model)[0]
     trainable, frozen = Partition(model, ()).split(params)
@@ -67,7 +67,7 @@ def test_nothing_frozen_leaves_the_tree_as_it_is(make_config):
         (({"path": "*", "layers": (1, 2)},), {"embedding": 1, "decoder": 1}),
     ],
 )
-def test_a_split_tree_is_put_together_again(freeze, num_trained, make_config):
+def test_merge_restores_a_split_tree(freeze, num_trained, make_config):
     config = make_config(train=TrainConfig(freeze=freeze))
     shapes = abstract_params(config.model)[0]
     params = jax.tree.map(lambda leaf: np.random.default_rng(0).normal(size=leaf.shape).astype(np.float32), shapes)
@@ -80,31 +80,31 @@ def test_a_split_tree_is_put_together_again(freeze, num_trained, make_config):
 
 
 def test_layers_are_counted_in_order_of_depth():
-    """Gemma 3 repeats five local and one global layer: its last layers lie at several places of the pattern."""
+    """Gemma 3 repeats five local layers and a global one, so its last layers belong to different pattern entries."""
     from jaxformer.models.gemma import gemma3
 
     model = gemma3(num_layers=8, embed_dim=16, num_heads=2, num_kv_heads=1, head_dim=8, mlp_dim=16, vocab_size=32)
     partition = Partition(model, TrainConfig(freeze=({"path": "decoder/*", "layers": (0, 6)},)).freeze)
     trainable, _ = partition.split(jax.tree.map(lambda leaf: np.zeros(leaf.shape), abstract_params(model)[0]))
     blocks = {name for name in trainable["decoder"] if name.startswith("blocks_")}
-    assert blocks == {"blocks_0", "blocks_1"}  # layers 6 and 7 are the second repeat of the first two places
+    assert blocks == {"blocks_0", "blocks_1"}  # layers 6 and 7 are the second use of the first two pattern entries
     assert all(leaf.shape[0] == 1 for leaf in jax.tree.leaves([trainable["decoder"][name] for name in blocks]))
 
 
 @pytest.mark.parametrize(
     ("freeze", "message"),
     [
-        (("embeding/*",), r"train\.freeze\.0: 'embeding/\*' matches no parameter; there are, for example: "),
+        (("embeding/*",), r"train\.freeze\.0: 'embeding/\*' matches no parameter; parameters are, for example: "),
         (({"path": "decoder/*", "layers": (5, 9)},), r"in layers \[5, 9\] matches no parameter"),
-        (("*",), "selects every parameter: leave some to train"),
+        (("*",), "every parameter is selected; leave at least one trainable"),
     ],
 )
-def test_selectors_that_make_no_sense_are_named(freeze, message, make_config):
+def test_invalid_selectors_raise(freeze, message, make_config):
     with pytest.raises(UserError, match=message):
         train_program(make_config(train=TrainConfig(freeze=freeze)), jax.devices()[:1])
 
 
-# ---------------------------------------------------------------- training a part
+# ---------------------------------------------------------------- training with frozen parameters
 @pytest.mark.parametrize(
     ("kind", "freeze"),
     [
@@ -114,7 +114,7 @@ def test_selectors_that_make_no_sense_are_named(freeze, message, make_config):
         pytest.param("muon", ("embedding/*",), id="muon-embeddings", marks=pytest.mark.slow),
     ],
 )
-def test_frozen_parameters_stay_and_have_no_moments(freeze, kind, make_config, run_steps):
+def test_frozen_parameters_do_not_change_and_have_no_moments(freeze, kind, make_config, run_steps):
     optim = OptimConfig(algorithm={"kind": kind}, learning_rate=1e-2, ema_decay=0.9, weight_decay=0.1)
     config = make_config(optim=optim, train=TrainConfig(freeze=freeze))
     program = train_program(config, jax.devices()[:1])
@@ -131,18 +131,18 @@ def test_frozen_parameters_stay_and_have_no_moments(freeze, kind, make_config, r
     assert paths(state.ema) == trained
 
 
-def test_the_gradient_is_that_of_the_whole_model(make_config, run_steps):
-    """Under plain SGD the trained parameters change as they do when everything trains."""
+def test_gradients_do_not_depend_on_what_is_frozen(make_config, run_steps):
+    """With plain SGD, trainable parameters change exactly as if nothing were frozen."""
     optim = OptimConfig(algorithm={"kind": "sgd"}, learning_rate=1.0, clip_norm=None, schedule={"kind": "constant"})
     whole, _ = run_steps(make_config(optim=optim), num_steps=1)
     config = make_config(optim=optim, train=TrainConfig(freeze=ALL_BUT_LAST_LAYER))
     part, _ = run_steps(config, num_steps=1)
-    wanted, _ = Partition(config.model, config.train.freeze).split(whole.params)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), part.params, wanted)
+    expected, _ = Partition(config.model, config.train.freeze).split(whole.params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), part.params, expected)
 
 
 @pytest.mark.slow
-def test_a_part_trains_alike_on_eight_devices(make_config, run_steps):
+def test_training_with_frozen_parameters_on_eight_devices_equals_one(make_config, run_steps):
     config = make_config(train=TrainConfig(freeze=ALL_BUT_LAST_LAYER), optim=OptimConfig(learning_rate=1e-2))
     _, one = run_steps(config)
     _, eight = run_steps(config.replace(mesh=MeshConfig(data=2, fsdp=2, tensor=2)), num_devices=8)
@@ -167,7 +167,7 @@ def test_a_run_starts_from_another_and_resumes_without_it(trained, tmp_path, fre
     whole = config.replace(workdir=str(tmp_path / "whole"))
     train(whole, QUIET)
     first = json.loads((tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()[0])
-    assert first["loss"] < np.log(264) - 0.3, "random weights would be no better than chance"
+    assert first["loss"] < np.log(264) - 0.3, "the first loss must be better than that of random weights"
 
     train(config.replace(train=config.train.replace(steps=2)), QUIET)
     shutil.rmtree(start)
@@ -181,7 +181,7 @@ def test_a_run_starts_from_another_and_resumes_without_it(trained, tmp_path, fre
     assert saved["data"]["tokenizer"] == {"kind": "directory", "path": str(start)}
 
 
-def test_the_first_state_holds_the_weights_of_the_start(trained, tmp_path):
+def test_the_first_state_has_the_weights_of_train_start(trained, tmp_path):
     from jaxformer.checkpoint import Checkpoints
     from jaxformer.rundir import RunDir
     from jaxformer.train.start import first_state
@@ -194,7 +194,7 @@ def test_the_first_state_holds_the_weights_of_the_start(trained, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, state.params, load(trained.workdir).params)
 
 
-def test_a_hugging_face_directory_is_a_start(trained, tmp_path):
+def test_a_run_starts_from_a_hugging_face_directory(trained, tmp_path):
     from jaxformer.exchange import export_run
 
     export_run(trained.workdir, tmp_path / "hf")
@@ -202,11 +202,11 @@ def test_a_hugging_face_directory_is_a_start(trained, tmp_path):
         workdir=str(tmp_path / "tuned"), model=None, train=TrainConfig(steps=1, log_every=1, start=str(tmp_path / "hf"))
     )
     run = train(config.replace(optim=OptimConfig(learning_rate=1e-9)), QUIET)
-    for found, wanted in zip(score(run, ["document 1"]), score(load(trained.workdir), ["document 1"]), strict=True):
-        np.testing.assert_allclose(found, wanted, atol=1e-4)
+    for actual, expected in zip(score(run, ["document 1"]), score(load(trained.workdir), ["document 1"]), strict=True):
+        np.testing.assert_allclose(actual, expected, atol=1e-4)
 
 
-def test_model_overrides_apply_on_top(trained, tmp_path):
+def test_model_overrides_apply_on_top_of_train_start(trained, tmp_path):
     path = tmp_path / "tune.py"
     path.write_text(
         "from jaxformer.config import *\n\n"
@@ -222,15 +222,17 @@ def test_model_overrides_apply_on_top(trained, tmp_path):
         load_config(path)
 
 
-def test_a_model_of_another_shape_cannot_start_there(trained, tmp_path):
+def test_a_model_with_other_shapes_raises(trained, tmp_path):
     wider = trained.model.replace(vocab_size=300)
     config = trained.replace(model=wider, workdir=str(tmp_path / "x"), train=TrainConfig(start=trained.workdir))
-    with pytest.raises(UserError, match=r"parameter 'embedding/tokens' has shape \(264, 16\) there, .* \(300, 16\)"):
+    with pytest.raises(
+        UserError, match=r"parameter 'embedding/tokens' has shape \(264, 16\) in that directory, .*\(300, 16\)"
+    ):
         train(config, QUIET)
     assert not (tmp_path / "x" / "config.json").exists()
 
 
-def test_a_config_without_model_and_start_is_refused(make_config):
+def test_a_config_without_model_and_start_raises(make_config):
     with pytest.raises(ValueError, match=r"model is missing: set it, or set train\.start"):
         make_config().replace(model=None)
     assert complete_config(make_config()).train.start is None

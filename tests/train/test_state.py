@@ -1,4 +1,4 @@
-"""Where every array of the train state lives."""
+"""Shardings of the train state."""
 
 import jax
 import pytest
@@ -27,7 +27,7 @@ def _specs(config, **mesh):
     return {path_name(path): s.spec for path, s in jax.tree_util.tree_leaves_with_path(program.shardings)}
 
 
-def test_parameters_and_moments_are_split_alike(make_config):
+def test_parameters_ema_and_moments_have_the_same_sharding(make_config):
     specs = _specs(make_config(optim=OptimConfig(ema_decay=0.9)), data=2, fsdp=2, tensor=2)
     for path, spec in EXPECTED.items():
         assert specs[f"params/{path}"] == spec, path
@@ -36,33 +36,33 @@ def test_parameters_and_moments_are_split_alike(make_config):
         assert moments == [spec, spec], path
 
 
-def test_nothing_is_split_on_a_data_mesh(make_config):
+def test_the_state_is_replicated_on_a_data_parallel_mesh(make_config):
     for path, spec in _specs(make_config(), data=8).items():
         assert all(entry is None for entry in spec), path
 
 
 @pytest.mark.parametrize("kind", ["adafactor", "lion", "muon"])
-def test_moments_of_every_optimizer_are_split(kind, make_config):
-    """Adafactor's too: matrices this small are below its threshold for factoring."""
+def test_moments_of_every_optimizer_are_sharded(kind, make_config):
+    """Including Adafactor: matrices this small are below its threshold for factoring."""
     specs = _specs(make_config(optim=OptimConfig(algorithm={"kind": kind})), fsdp=4, tensor=2, data=1)
     moments = [s for p, s in specs.items() if p.startswith("opt_state") and p.endswith("mlp/up/kernel")]
     assert P(None, "fsdp", "tensor") in moments
 
 
-def test_a_state_on_eight_devices_holds_an_eighth(make_config):
+def test_each_of_eight_devices_holds_an_eighth_of_the_state(make_config):
     state = train_program(make_config(mesh=MeshConfig(data=1, fsdp=4, tensor=2)), jax.devices()).init()
     kernel = state.params["decoder"]["blocks_0"]["mlp"]["up"]["kernel"]
     assert kernel.addressable_shards[0].data.size * 8 == kernel.size
     assert state.opt_state[1].mu["decoder"]["blocks_0"]["mlp"]["up"]["kernel"].sharding == kernel.sharding
 
 
-def test_a_batch_that_does_not_divide_is_named(make_config):
+def test_an_indivisible_batch_size_raises(make_config):
     config = make_config(data={"batch_size": 12})
     with pytest.raises(UserError, match=r"data.batch_size=12.*multiple of 8"):
         check_batch(config, num_devices=8)
 
 
-def test_a_mesh_that_does_not_fit_is_named(make_config):
+def test_a_mesh_that_does_not_fit_the_devices_raises(make_config):
     config = make_config(mesh=MeshConfig(data=3))
     with pytest.raises(UserError, match=r"data=3.*8 devices"):
         check_batch(config, num_devices=8)

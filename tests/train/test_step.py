@@ -1,4 +1,4 @@
-"""One step: golden numbers, and equalities that must hold between ways of computing it."""
+"""One train step: golden numbers, and equal results for different ways of computing it."""
 
 import jax
 import numpy as np
@@ -24,8 +24,8 @@ GOLDEN = {
 def test_golden_losses(shape, make_config, run_steps):
     """Update these numbers only when the mathematics of a step changes on purpose, and say so in the commit."""
     _, history = run_steps(make_config(shape), num_steps=3)
-    found = [(h["loss"], h["grad_norm"]) for h in history]
-    np.testing.assert_allclose(found, GOLDEN[shape], rtol=2e-5)
+    actual = [(h["loss"], h["grad_norm"]) for h in history]
+    np.testing.assert_allclose(actual, GOLDEN[shape], rtol=2e-5)
 
 
 def gradients(config, params, batch, key):
@@ -35,14 +35,14 @@ def gradients(config, params, batch, key):
 
 @pytest.mark.parametrize("parts", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_accumulation_equals_the_whole_batch(parts, make_config, make_batch):
-    """Rows hold different numbers of real tokens, so means of micro-batch means would differ."""
+    """Rows hold different numbers of real tokens, so an average of micro-batch means would differ."""
     whole, split = make_config(), make_config(train=TrainConfig(accumulate=parts))
     batch, key = make_batch(whole), jax.random.key(0)
     params = init_params(whole.model, key)
     expected, sums = gradients(whole, params, batch, key)
-    found, split_sums = gradients(split, params, batch, key)
+    actual, split_sums = gradients(split, params, batch, key)
     np.testing.assert_allclose(split_sums, sums, rtol=1e-5)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), found, expected)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), actual, expected)
 
 
 MESHES = [{"data": 8}, {"fsdp": 8, "data": 1}, {"tensor": 2, "data": 4}, {"fsdp": 2, "tensor": 2}]
@@ -64,7 +64,7 @@ def test_eight_devices_equal_one(shape, sizes, make_config, run_steps):
 
 
 def test_gradients_on_eight_devices_equal_one(make_config, run_steps):
-    """Under plain SGD with rate 1 the change of the parameters is the gradient."""
+    """With plain SGD and a learning rate of 1, the change of the parameters is the gradient."""
     optim = OptimConfig(algorithm={"kind": "sgd"}, learning_rate=1.0, clip_norm=None, schedule={"kind": "constant"})
     one, _ = run_steps(make_config(optim=optim), num_steps=1)
     mesh = MeshConfig(data=2, fsdp=2, tensor=2)
@@ -76,14 +76,14 @@ def test_gradients_on_eight_devices_equal_one(make_config, run_steps):
     "sizes", [pytest.param({"data": 8}, marks=pytest.mark.slow), {"data": 2, "fsdp": 2, "tensor": 2}]
 )
 def test_experts_and_a_shared_bias_on_eight_devices_equal_one(sizes, experts, make_config, run_steps):
-    """Loss and gradients; those of the router and of the bias are among them."""
+    """Loss and gradients, including those of the router and of the bias."""
     optim = OptimConfig(algorithm={"kind": "sgd"}, learning_rate=1.0, clip_norm=None, schedule={"kind": "constant"})
     config = make_config(model=experts, optim=optim)
     before = jax.device_get(train_program(config, jax.devices()[:1]).init().params["decoder"])
-    one, [wanted] = run_steps(config, num_steps=1)
-    eight, [found] = run_steps(config.model_copy(update={"mesh": MeshConfig(**sizes)}), num_steps=1, num_devices=8)
+    one, [expected] = run_steps(config, num_steps=1)
+    eight, [actual] = run_steps(config.model_copy(update={"mesh": MeshConfig(**sizes)}), num_steps=1, num_devices=8)
     for name in ("loss", "perplexity", "grad_norm"):
-        np.testing.assert_allclose(found[name], wanted[name], rtol=1e-5, err_msg=name)
+        np.testing.assert_allclose(actual[name], expected[name], rtol=1e-5, err_msg=name)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), one.params, eight.params)
     after = one.params["decoder"]
     assert np.abs(after["relative_bias"] - before["relative_bias"]).max() > 1e-5
@@ -91,7 +91,7 @@ def test_experts_and_a_shared_bias_on_eight_devices_equal_one(sizes, experts, ma
     assert np.abs(router[1] - router[0]).max() > 1e-5
 
 
-def test_the_router_s_loss_is_added_once_per_token(experts, make_config, make_batch):
+def test_the_router_loss_is_added_once_per_token(experts, make_config, make_batch):
     config = make_config(model=experts)
     batch, params = make_batch(config), jax.jit(init_params, static_argnums=0)(config.model, jax.random.key(0))
     model = Transformer(config.model)
@@ -115,14 +115,14 @@ def test_ema_follows_the_parameters(make_config, run_steps):
     assert train_program(config, jax.devices()[:1]).inference_params(state) is state.ema
 
 
-def test_z_loss_and_label_smoothing_reach_the_loss(make_config, run_steps):
+def test_z_loss_and_label_smoothing_change_the_loss_only(make_config, run_steps):
     plain = run_steps(make_config(), 1)[1][0]
     regular = run_steps(make_config(train=TrainConfig(z_loss=0.1, label_smoothing=0.1)), 1)[1][0]
     assert regular["loss"] > plain["loss"]
     assert regular["perplexity"] == pytest.approx(plain["perplexity"], rel=1e-5)
 
 
-def test_dropout_follows_the_step_and_the_seed(make_config, run_steps):
+def test_dropout_depends_only_on_step_and_seed(make_config, run_steps):
     first = run_steps(make_config(dropout=0.2), 2)[1]
     again = run_steps(make_config(dropout=0.2), 2, again=True)[1]
     other = run_steps(make_config(dropout=0.2, seed=1), 2)[1]
@@ -131,7 +131,7 @@ def test_dropout_follows_the_step_and_the_seed(make_config, run_steps):
 
 
 @pytest.mark.parametrize("num_chunks", [1, 4])
-def test_a_loss_sums_over_real_tokens(num_chunks, make_config, make_batch):
+def test_the_loss_sums_over_real_tokens(num_chunks, make_config, make_batch):
     config = make_config()
     batch, params = make_batch(config), init_params(config.model, jax.random.key(0))
     model, options = Transformer(config.model), LossOptions(num_chunks=num_chunks)
@@ -144,7 +144,7 @@ def test_a_loss_sums_over_real_tokens(num_chunks, make_config, make_batch):
 
 
 def test_adamw_equals_torch(make_config, run_steps):
-    """Three updates of one matrix under clipping, decay and a constant rate."""
+    """Three updates of one matrix with clipping, weight decay and a constant learning rate."""
     config = OptimConfig(learning_rate=1e-2, weight_decay=0.1, schedule={"kind": "constant"}, clip_norm=1.0)
     rng = np.random.default_rng(0)
     start, grads = rng.normal(size=(4, 3)).astype(np.float32), rng.normal(size=(3, 4, 3)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Tiny transformers models of every format beside what we import of them, each made once."""
+"""Tiny transformers models of every format and the runs imported from them, each created once."""
 
 from collections.abc import Callable
 from functools import cache
@@ -13,7 +13,7 @@ from jaxformer.run import Run, load
 
 
 class Pair(NamedTuple):
-    """The same weights on both sides."""
+    """The same weights in transformers and in jaxformer."""
 
     directory: Path
     theirs: Any
@@ -26,7 +26,7 @@ class Pair(NamedTuple):
 
 @pytest.fixture(scope="session")
 def pair_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
-    """A sample by name, saved by transformers and read by us."""
+    """Returns a sample by name, saved by transformers and loaded by jaxformer."""
 
     @cache
     def make(name: str) -> Pair:

@@ -1,7 +1,7 @@
-"""Decoding from caches equals the full forward of every family, here and in transformers.
+"""Decoding with caches equals the full forward pass for every family, of jaxformer and of transformers.
 
-Rows of different lengths are prefilled together and continue token by token, past the end of every window twice. The
-full forward reads the same tokens padded on the right, padded on the left, and packed several to a row.
+Rows of different lengths are prefilled together and continue token by token, until every window has wrapped around
+twice. The full forward pass reads the same tokens right-padded, left-padded, and packed.
 """
 
 from functools import partial
@@ -32,19 +32,19 @@ OWN = {
 }
 DECODERS = ("LMHeadModel", "CausalLM", "Generation", "MTModel")
 DECODING = [name for name, sample in SAMPLES.items() if sample.architecture.endswith(DECODERS)]
-# Another sample of the same family decodes through the same parts.
+# Another sample that is not slow decodes with the same code.
 SLOW = {"gemma", "gemma3", "qwen2.5", "qwen3", "qwen3-moe", "t5v1.1", "mt5", "marian", "smollm2", "mistral", "elman"}
-# Models with the blocks of another one, whose layouts need not be compared again.
+# Models with the same blocks as another one: their layouts are not compared again.
 SIBLINGS = {"smollm2", "qwen3", "mt5", "marian"}
 WINDOWED = {"mistral", "gemma2", "gemma3"}
 PROMPT_LENGTHS, NEW_TOKENS = (3, 13, 8, 1), 20
 CAPACITY = 16 + NEW_TOKENS
 PACKED = ((0, 2, 3), (1,))  # which documents share a row
-WIDTH = 72  # of the rows of the full forward: three documents, and more than one block of attention
+WIDTH = 72  # of rows in the full forward pass: fits three documents, and is more than one block of attention
 
 
 class Case(NamedTuple):
-    """Documents, each with a source if the model reads one; the first few tokens of each are its prompt."""
+    """Documents whose first tokens are the prompt, and the source of each document for an encoder-decoder."""
 
     documents: list[list[int]]
     prompt_lengths: list[int]
@@ -62,10 +62,10 @@ def case_of(run: Run) -> Case:
 
 @pytest.fixture(scope="module")
 def run_of(pair_of):
-    def find(name: str) -> Run:
+    def get(name: str) -> Run:
         return pair_of(name).run if name in SAMPLES else _untrained(OWN[name]())
 
-    return find
+    return get
 
 
 def _untrained(model: ModelConfig) -> Run:
@@ -78,7 +78,7 @@ def test_every_family_that_decodes_is_compared():
     compared = {SAMPLES[name].preset for name in DECODING}
     decoders = {family for family, module in FAMILIES.items() if _first_preset(module).decoder is not None}
     families = {family for family in decoders for row in FAMILIES[family].ZOO_ROWS if compared & set(row.presets)}
-    assert decoders - families == {"vaswani", "rnn"}  # transformers has neither: OWN has them
+    assert decoders - families == {"vaswani", "rnn"}  # not in transformers; they are in OWN
 
 
 def _first_preset(module) -> ModelConfig:
@@ -86,7 +86,7 @@ def _first_preset(module) -> ModelConfig:
 
 
 @pytest.mark.parametrize("name", sorted(WINDOWED))
-def test_windows_are_rings_that_are_gone_round_twice(name, run_of):
+def test_window_caches_are_rings_that_wrap_around_twice(name, run_of):
     model = run_of(name).config.model
     sizes = {layer.attention.size for layer in _caches(model) if isinstance(layer.attention, RingCache)}
     assert sizes == {8}
@@ -103,22 +103,22 @@ def _caches(model: ModelConfig) -> tuple:
 def test_cached_logits_equal_the_full_forward_in_every_layout(name, run_of, pair_of):
     run = run_of(name)
     case = case_of(run)
-    cached = _decoded(run, case)
+    cached = _decode(run, case)
     if name not in SIBLINGS:
         for layout, full in _full(run, case).items():
             _check_equal(cached, full, case, 1e-5, layout)
     if name in SAMPLES:
-        _check_equal(cached, _theirs(pair_of(name).theirs, case), case, 1e-4, "transformers")
+        _check_equal(cached, _transformers_logits(pair_of(name).theirs, case), case, 1e-4, "transformers")
 
 
 def _check_equal(cached: list[np.ndarray], full: list[np.ndarray], case: Case, atol: float, layout: str) -> None:
     for i, (rows_TV, all_TV) in enumerate(zip(cached, full, strict=True)):
-        wanted_TV = all_TV[case.prompt_lengths[i] - 1 :]
-        np.testing.assert_allclose(rows_TV, wanted_TV, rtol=0, atol=atol, err_msg=f"{layout}, document {i}")
+        expected_TV = all_TV[case.prompt_lengths[i] - 1 :]
+        np.testing.assert_allclose(rows_TV, expected_TV, rtol=0, atol=atol, err_msg=f"{layout}, document {i}")
 
 
-def _theirs(model, case: Case) -> list[np.ndarray]:
-    """The logits of transformers, one document at a time."""
+def _transformers_logits(model, case: Case) -> list[np.ndarray]:
+    """The logits of transformers, computed for one document at a time."""
     with torch.no_grad():
         if case.sources is None:
             return [model(torch.tensor([row])).logits[0].numpy() for row in case.documents]
@@ -127,12 +127,12 @@ def _theirs(model, case: Case) -> list[np.ndarray]:
 
 
 # ---------------------------------------------------------------- token by token
-def _decoded(run: Run, case: Case) -> list[np.ndarray]:
-    """Of each document, the logits after its prompt and after every later token."""
+def _decode(run: Run, case: Case) -> list[np.ndarray]:
+    """For each document, the logits after its prompt and after every later token."""
     prompts = [row[:n] for row, n in zip(case.documents, case.prompt_lengths, strict=True)]
     later = [row[n:] for row, n in zip(case.documents, case.prompt_lengths, strict=True)]
-    source = case.sources and _laid_out(case.sources, [[i] for i in range(4)], 16)
-    tokens = _laid_out(prompts, [[i] for i in range(4)], 16)
+    source = case.sources and _lay_out(case.sources, [[i] for i in range(4)], 16)
+    tokens = _lay_out(prompts, [[i] for i in range(4)], 16)
     model, params = run.decoding
     prompt = Prompt(tokens.ids, np.array(case.prompt_lengths, np.int32), source)
     rows, first_BV = prefill(model, params, prompt, capacity=CAPACITY)
@@ -145,20 +145,20 @@ def _steps(model: Transformer, params, rows: ModelState, tokens_TB: jax.Array) -
     return jax.lax.scan(lambda rows, token_B: token_step(model, params, rows, token_B), rows, tokens_TB)[1]
 
 
-# ---------------------------------------------------------------- all at once
+# ---------------------------------------------------------------- full forward pass
 def _full(run: Run, case: Case) -> dict[str, list[np.ndarray]]:
-    """Of each document the logits of all its tokens, in every layout; one batch of all of them."""
+    """For each layout and document, the logits of all tokens; one batch has the rows of all layouts."""
     alone = [[i] for i in range(4)]
     layouts = {"right-padded": (alone, False), "left-padded": (alone, True), "packed": (PACKED, False)}
-    tokens = _joined([_laid_out(case.documents, groups, WIDTH, left) for groups, left in layouts.values()])
-    source = case.sources and _joined([_laid_out(case.sources, g, 16, left) for g, left in layouts.values()])
+    tokens = _join([_lay_out(case.documents, groups, WIDTH, left) for groups, left in layouts.values()])
+    source = case.sources and _join([_lay_out(case.sources, g, 16, left) for g, left in layouts.values()])
     logits_BTV = np.asarray(_forward(run.model, run.params, tokens, source))
-    found, first = {}, 0
+    logits, first = {}, 0
     for layout, (groups, left) in layouts.items():
-        places = _places(case.documents, groups, WIDTH, left)
-        found[layout] = [logits_BTV[first + row, start:stop] for row, start, stop in places]
+        spans = _spans(case.documents, groups, WIDTH, left)
+        logits[layout] = [logits_BTV[first + row, start:stop] for row, start, stop in spans]
         first += len(groups)
-    return found
+    return logits
 
 
 @partial(jax.jit, static_argnames="model")
@@ -166,26 +166,26 @@ def _forward(model: Transformer, params, tokens: Tokens, source: Tokens | None) 
     return model.apply({"params": params}, tokens, source)
 
 
-def _places(documents: list[list[int]], groups, width: int, left: bool = False) -> list[tuple[int, int, int]]:
+def _spans(documents: list[list[int]], groups, width: int, left: bool = False) -> list[tuple[int, int, int]]:
     """Row, start and stop of every document."""
-    places = {}
+    spans = {}
     for row, group in enumerate(groups):
         start = width - sum(len(documents[i]) for i in group) if left else 0
         for i in group:
-            places[i] = (row, start, start + len(documents[i]))
-            start = places[i][2]
-    return [places[i] for i in range(len(documents))]
+            spans[i] = (row, start, start + len(documents[i]))
+            start = spans[i][2]
+    return [spans[i] for i in range(len(documents))]
 
 
-def _laid_out(documents: list[list[int]], groups, width: int, left: bool = False) -> Tokens:
+def _lay_out(documents: list[list[int]], groups, width: int, left: bool = False) -> Tokens:
     ids, positions, segments = np.zeros((3, len(groups), width), np.int32)
     count = np.zeros(len(groups), np.int32)
-    for document, (row, start, stop) in zip(documents, _places(documents, groups, width, left), strict=True):
+    for document, (row, start, stop) in zip(documents, _spans(documents, groups, width, left), strict=True):
         count[row] += 1
         ids[row, start:stop], positions[row, start:stop] = document, np.arange(len(document))
         segments[row, start:stop] = count[row]
     return Tokens(ids, positions, segments)
 
 
-def _joined(parts: list[Tokens]) -> Tokens:
+def _join(parts: list[Tokens]) -> Tokens:
     return Tokens(*(jnp.concatenate(fields) for fields in zip(*(part[:3] for part in parts), strict=True)))

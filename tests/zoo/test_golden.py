@@ -1,4 +1,4 @@
-"""Golden numbers: one step of AdamW from a fixed initialisation, for a small model of every family."""
+"""Golden values of one AdamW step from a fixed initialisation, for a small model of every family."""
 
 from inspect import isfunction
 
@@ -35,7 +35,7 @@ from jaxformer.train.state import init_state
 from jaxformer.train.step import StepParts, train_step
 from jaxformer.typing import Batch, Tokens
 
-# Loss and norm of the gradient before the step, norm of the parameters after it.
+# Loss and gradient norm before the step, parameter norm after it.
 GOLDEN = {
     "bart-base": (4.526236, 1.838771, 25.30457),
     "bert-base": (4.383286, 4.164862, 17.34917),
@@ -56,19 +56,19 @@ GOLDEN = {
     "t5-small": (4.170823, 0.5158972, 26.53197),
     "vaswani-base": (4.595199, 2.221924, 27.1026),
 }
-# A decoder, and the families that transformers does not have. test_gradient_parity.py compares the gradients of most
-# others with torch.
+# A decoder, and the families that are not in transformers; the others are slow tests. test_gradient_parity.py compares
+# the gradients of most others with torch.
 ALWAYS = {"gpt2-124m", "rnn-lstm-small", "vaswani-base"}
 MODULES = {module.__name__ for module in FAMILIES.values()}
 ROWS, LENGTH, SOURCE_LENGTH = 4, 12, 10
 OPTIM = OptimConfig(learning_rate=1e-2, weight_decay=0.1, clip_norm=1.0, schedule={"kind": "constant"})
-# Numbers of an optimised and of a plain program, or of two processors, differ by about 1e-6.
+# Optimised and unoptimised programs, and different processors, differ by about 1e-6.
 TOLERANCE = 1e-5
 
 
-# ---------------------------------------------------------------- a published model, small
-def shrunk(model: ModelConfig) -> ModelConfig:
-    """The same structure with all sizes small; a model without logits gets them, to have something to learn."""
+# ---------------------------------------------------------------- small versions of presets
+def shrink(model: ModelConfig) -> ModelConfig:
+    """The same architecture with small sizes; a model without a head gets one, so that it has a loss."""
     sizes = {"vocab_size": 61, "embed_dim": 16, "context_length": 32, "special": SpecialIds()}
     position = model.embedding.position
     if isinstance(position, Learned):
@@ -84,7 +84,7 @@ def _stack(stack: StackConfig | RecurrentConfig | None, embed_dim: int) -> Stack
         return _with(stack, num_layers=2, dim=24)
     first, pattern = (tuple(_block(b, embed_dim) for b in blocks) for blocks in (stack.first, stack.pattern))
     bias = stack.relative_bias and BucketBias(num_buckets=8, max_distance=10)
-    # One layer more than the pattern, so that it begins anew.
+    # One layer more than the pattern, so that the pattern repeats.
     return _with(stack, num_layers=len((*first, *pattern)) + 1, first=first, pattern=pattern, relative_bias=bias)
 
 
@@ -96,8 +96,8 @@ def _block(block: BlockConfig, embed_dim: int) -> BlockConfig:
 
 
 def _attention(attention: AttentionConfig, embed_dim: int) -> AttentionConfig:
-    """Four heads, groups of two of them or one group as before; heads are wider than the model where they were."""
-    groups = {1: 1, attention.num_heads: 4}.get(attention.kv_heads, 2)
+    """Four heads and 1, 2 or 4 key-value heads, as multi-query, grouped-query or multi-head attention has."""
+    kv_heads = {1: 1, attention.num_heads: 4}.get(attention.kv_heads, 2)
     wide = attention.num_heads * attention.head_dim != embed_dim
     position = attention.position
     if isinstance(getattr(position, "scaling", None), BandScaling):
@@ -105,7 +105,7 @@ def _attention(attention: AttentionConfig, embed_dim: int) -> AttentionConfig:
     return _with(
         attention,
         num_heads=4,
-        num_kv_heads=groups,
+        num_kv_heads=kv_heads,
         head_dim=8 if wide else 4,
         window=attention.window and 5,
         position=position,
@@ -113,26 +113,26 @@ def _attention(attention: AttentionConfig, embed_dim: int) -> AttentionConfig:
 
 
 def _init(init: InitConfig) -> InitConfig:
-    """First values that fixed deviations made for wide models would leave near zero."""
-    draws = {name: getattr(init, name) for name in ("kernel", "embedding")}
-    wide = {name: NormalInit(stddev=0.2) for name, draw in draws.items() if isinstance(draw, NormalInit)}
-    return _with(init, **wide)
+    """Replace fixed standard deviations, which suit wide models and would leave outputs of a small one near zero."""
+    inits = {name: getattr(init, name) for name in ("kernel", "embedding")}
+    larger = {name: NormalInit(stddev=0.2) for name, each in inits.items() if isinstance(each, NormalInit)}
+    return _with(init, **larger)
 
 
 def _with(config: Config, **fields) -> Config:
-    """Checked again, unlike a plain copy."""
+    """A copy with these fields changed, validated unlike `model_copy`."""
     return type(config)(**{name: getattr(config, name) for name in type(config).model_fields} | fields)
 
 
 # ---------------------------------------------------------------- one step
 def make_batch(model: ModelConfig) -> Batch:
-    """Two texts per row and padding; an encoder predicts a fifth of its tokens, a decoder the next ones."""
+    """Rows of two packed texts and padding; an encoder predicts a fifth of its tokens, a decoder every next token."""
     rng = np.random.default_rng(0)
     tokens = _random_tokens(rng, model.vocab_size, LENGTH)
     real = tokens.segments > 0
     if model.decoder is None:
         targets, weights = tokens.ids.copy(), real & (rng.random(real.shape) < 0.2)
-        tokens.ids[weights] = 3  # stands for the mask
+        tokens.ids[weights] = 3  # used as the mask id
     else:
         targets, weights = np.roll(tokens.ids, -1, axis=1), real
     source = None
@@ -163,8 +163,8 @@ def one_step(model: ModelConfig) -> tuple[float, float, float]:
     return tuple(float(metrics[name]) for name in ("loss", "grad_norm", "param_norm"))
 
 
-def test_every_family_with_a_builder_of_its_own_has_golden_numbers():
-    """A family that only passes options to the builder of another one runs the same code."""
+def test_every_family_with_its_own_builder_has_golden_values():
+    """A family that only passes options to the builder of another family needs none."""
     for module in FAMILIES.values():
         functions = (value for value in vars(module).values() if isfunction(value))
         builders = {function.__module__ for function in functions if function.__module__ in MODULES}
@@ -176,12 +176,12 @@ def test_every_family_with_a_builder_of_its_own_has_golden_numbers():
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.slow) for name in GOLDEN]
 )
-def test_one_step(name):
-    found = one_step(shrunk(preset(name)))
-    row = f'"{name}": ({", ".join(f"{value:.7g}" for value in found)}),'
+def test_one_step_gives_the_golden_values(name):
+    values = one_step(shrink(preset(name)))
+    row = f'"{name}": ({", ".join(f"{value:.7g}" for value in values)}),'
     advice = (
-        "Loss, gradient norm and parameter norm of one step have changed. If its mathematics, the first values or "
+        "Loss, gradient norm and parameter norm of one step have changed. If the computation, the initial values or "
         f"the preset changed on purpose, say so in the commit and put this row into GOLDEN:\n{row}\n"
         "For all new rows: pytest -n 0 tests/zoo/test_golden.py | sed -n 's/^E  *\\(\".*),\\)$/    \\1/p'"
     )
-    np.testing.assert_allclose(found, GOLDEN[name], rtol=TOLERANCE, err_msg=advice)
+    np.testing.assert_allclose(values, GOLDEN[name], rtol=TOLERANCE, err_msg=advice)

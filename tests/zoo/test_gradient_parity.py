@@ -1,4 +1,7 @@
-"""Loss and every gradient equal those of torch: theirs are saved as a model's weights and imported into our layout."""
+"""Loss and all gradients equal those of torch.
+
+Torch's gradients are saved as if they were weights and then imported, which converts them to our parameter layout.
+"""
 
 import jax
 import numpy as np
@@ -17,7 +20,7 @@ from jaxformer.sharding import path_name
 from jaxformer.typing import Batch, Tokens
 
 ROWS, LENGTH, SOURCE_LENGTH = 3, 12, 15
-# Of each shape, with some of the gradients that are easily lost.
+# Samples of every model shape, with parameters whose gradients are easily lost.
 NAMED = {
     "llama": ("embedding/tokens", "decoder/blocks_0/attention/k/kernel", "decoder/final_norm/scale"),
     "mixtral": (
@@ -43,15 +46,15 @@ NAMED = {
 
 
 def make_batch(model: ModelConfig) -> dict[str, np.ndarray]:
-    """Padded rows; tokens count by their weight, some not at all, and an encoder is asked for a few only."""
+    """Padded rows with token weights of 0, 0.5 or 1; an encoder-only model predicts only a few tokens."""
     rng = np.random.default_rng(0)
     real = np.arange(LENGTH) < np.array([LENGTH, LENGTH - 5, 4])[:, None]
     weights = rng.choice([0.0, 0.5, 1.0], real.shape, p=[0.7, 0.1, 0.2] if model.decoder is None else [0.1, 0.3, 0.6])
     tokens, targets = rng.integers(3, VOCAB - 1, (2, ROWS, LENGTH))
     arrays = {"tokens": tokens, "targets": targets} | _side("", real)
     if model.shape == "encoder-decoder":
-        seen = np.arange(SOURCE_LENGTH) < np.array([7, SOURCE_LENGTH, 10])[:, None]
-        arrays |= {"inputs": rng.integers(3, VOCAB - 1, (ROWS, SOURCE_LENGTH))} | _side("input_", seen)
+        real_source = np.arange(SOURCE_LENGTH) < np.array([7, SOURCE_LENGTH, 10])[:, None]
+        arrays |= {"inputs": rng.integers(3, VOCAB - 1, (ROWS, SOURCE_LENGTH))} | _side("input_", real_source)
     return {name: a.astype(np.int32) for name, a in arrays.items()} | {"weights": (weights * real).astype(np.float32)}
 
 
@@ -70,19 +73,19 @@ def as_batch(arrays: dict[str, np.ndarray]) -> Batch:
 def torch_loss(model, batch: dict[str, np.ndarray]) -> torch.Tensor:
     part = {name: torch.tensor(array).long() for name, array in batch.items() if name != "weights"}
     if "inputs" in part:
-        given = {"input_ids": part["inputs"], "attention_mask": part["input_segments"]}
-        given |= {"decoder_input_ids": part["tokens"], "decoder_attention_mask": part["segments"]}
+        inputs = {"input_ids": part["inputs"], "attention_mask": part["input_segments"]}
+        inputs |= {"decoder_input_ids": part["tokens"], "decoder_attention_mask": part["segments"]}
     else:
-        given = {"input_ids": part["tokens"], "attention_mask": part["segments"]}
+        inputs = {"input_ids": part["tokens"], "attention_mask": part["segments"]}
     for tensor in _tensors(model):
         tensor.requires_grad_()
-    logits, weights = model(**given).logits, torch.tensor(batch["weights"])
+    logits, weights = model(**inputs).logits, torch.tensor(batch["weights"])
     losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), part["targets"], reduction="none")
     return (losses * weights).sum() / weights.sum()
 
 
 def without_router_losses(model: ModelConfig) -> ModelConfig:
-    """The library's balances the layers together, ours each by itself: neither is part of the comparison."""
+    """transformers balances the experts of all layers together, jaxformer those of each layer: compare without."""
     if model.decoder is None or model.decoder.pattern[0].mlp.kind != "moe":
         return model
     off = {"load_balance": 0.0, "router_z": 0.0}
@@ -103,19 +106,19 @@ def test_loss_and_gradients_equal_torch(name, pair_of, tmp_path):
     summed, sums = jax.jit(jax.grad(loss_of, has_aux=True))(pair.run.params)
 
     loss = torch_loss(theirs, batch)
-    wanted = torch_gradients(theirs, loss, tmp_path)
+    expected = torch_gradients(theirs, loss, tmp_path)
     np.testing.assert_allclose(sums.loss / sums.weight, loss.item(), rtol=1e-5)
-    found = {path_name(path): np.asarray(leaf) / float(sums.weight) for path, leaf in tree_leaves_with_path(summed)}
-    assert set(NAMED[name]) <= set(found) == set(wanted)
-    for path, gradient in wanted.items():
+    actual = {path_name(path): np.asarray(leaf) / float(sums.weight) for path, leaf in tree_leaves_with_path(summed)}
+    assert set(NAMED[name]) <= set(actual) == set(expected)
+    for path, gradient in expected.items():
         largest = np.abs(gradient).max()
         assert largest > 1e-4 or path not in NAMED[name], f"{path} has no gradient to compare"
-        # Some are zero but for rounding: a bias on keys moves all logits of a query alike.
-        np.testing.assert_allclose(found[path], gradient, rtol=0, atol=1e-4 * largest + 1e-7, err_msg=path)
+        # Some gradients are zero up to rounding: a bias on keys adds the same number to all logits of a query.
+        np.testing.assert_allclose(actual[path], gradient, rtol=0, atol=1e-4 * largest + 1e-7, err_msg=path)
 
 
 def torch_gradients(model, loss: torch.Tensor, directory) -> dict[str, np.ndarray]:
-    """By our names and in our layout: what stands in the model's files instead of its weights."""
+    """Gradients by our parameter names and in our layout: saved in place of the weights, then loaded."""
     loss.backward()
     with torch.no_grad():
         for tensor in _tensors(model):
@@ -125,5 +128,5 @@ def torch_gradients(model, loss: torch.Tensor, directory) -> dict[str, np.ndarra
 
 
 def _tensors(model) -> list[torch.Tensor]:
-    """Parameters, and buffers that we train."""
+    """Parameters, and the buffers that are trained parameters in jaxformer."""
     return [*model.parameters(), *(b for name, b in model.named_buffers() if name == "final_logits_bias")]

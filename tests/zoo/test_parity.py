@@ -1,4 +1,4 @@
-"""Outputs of every sample equal those of transformers: padded on either side, windowed, in several blocks."""
+"""Outputs of every sample equal those of transformers: with left and right padding, windows, and blocked attention."""
 
 import inspect
 from collections.abc import Mapping
@@ -21,26 +21,26 @@ from jaxformer.typing import Tokens, tokens_from_ids
 TOLERANCE = 1e-4
 LENGTHS, TARGET_LENGTHS = (24, 17, 5), (9, 14, 6)
 LONG, LONG_TARGETS = (140, 75), (66, 90)
-# Samples whose attention differs; the others repeat one of them in the blocked kernel.
+# Samples with different attention; for the blocked kernel, each of the others is the same as one of these.
 BLOCKED = {"gpt2", "llama", "mistral", "gemma2", "t5", "bart", "bert", "modernbert"}
 EXPERTS = [name for name, sample in SAMPLES.items() if any("experts" in field for field in sample.fields)]
 WINDOWED = [name for name, s in SAMPLES.items() if {"sliding_window", "local_attention"} & set(s.fields)]
 
 
 class Text(NamedTuple):
-    """Padded rows; padding holds random ids, which nobody may see."""
+    """Padded rows; padding has random ids, which must not affect outputs."""
 
     ids: np.ndarray
     mask: np.ndarray
     types: np.ndarray
 
     def row(self, i: int) -> "Text":
-        """Without its padding."""
+        """One row without its padding."""
         return Text(*(part[i : i + 1, self.mask[i].astype(bool)] for part in self))
 
 
-def text(lengths: tuple[int, ...], side: str, seed: int = 0, num_types: int = 0) -> Text:
-    """Rows of these lengths; those of one seed hold the same tokens on whichever side their padding is."""
+def make_text(lengths: tuple[int, ...], side: str, seed: int = 0, num_types: int = 0) -> Text:
+    """Random rows of these lengths; for the same seed, their tokens do not depend on the side of the padding."""
     rng = np.random.default_rng(seed)
     shape = (len(lengths), max(lengths))
     rows, noise = rng.integers(3, VOCAB - 1, (2, *shape))
@@ -52,89 +52,91 @@ def text(lengths: tuple[int, ...], side: str, seed: int = 0, num_types: int = 0)
     return Text(ids, mask.astype(int), kinds)
 
 
-class Question(NamedTuple):
+class Inputs(NamedTuple):
     text: Text
-    """What the decoder reads; without one, what the encoder does."""
+    """Input of the decoder, or of the encoder of an encoder-only model."""
     source: Text | None
+    """Input of the encoder of an encoder-decoder."""
 
-    def row(self, i: int) -> "Question":
-        return Question(self.text.row(i), self.source and self.source.row(i))
+    def row(self, i: int) -> "Inputs":
+        return Inputs(self.text.row(i), self.source and self.source.row(i))
 
 
-def question(pair, side: str, lengths=LENGTHS, target_lengths=TARGET_LENGTHS) -> Question:
+def make_inputs(pair, side: str, lengths=LENGTHS, target_lengths=TARGET_LENGTHS) -> Inputs:
     if pair.config.shape == "encoder-decoder":
-        return Question(text(target_lengths, side, seed=1), text(lengths, side))
-    return Question(text(lengths, side, num_types=pair.config.embedding.num_types), None)
+        return Inputs(make_text(target_lengths, side, seed=1), make_text(lengths, side))
+    return Inputs(make_text(lengths, side, num_types=pair.config.embedding.num_types), None)
 
 
 # ---------------------------------------------------------------- ours
-def ours(pair, asked: Question, attention: str = "auto") -> dict[str, np.ndarray]:
+def ours(pair, inputs: Inputs, attention: str = "auto") -> dict[str, np.ndarray]:
     model = Transformer(pair.config, Runtime(attention=attention))
-    tokens, source = (part and tokens_from_ids(part.ids, part.mask) for part in asked)
+    tokens, source = (part and tokens_from_ids(part.ids, part.mask) for part in inputs)
     if pair.config.embedding.num_types:
-        tokens = tokens._replace(types=asked.text.types)
-    return {name: np.asarray(array) for name, array in _answers(model, pair.run.params, tokens, source).items()}
+        tokens = tokens._replace(types=inputs.text.types)
+    return {name: np.asarray(array) for name, array in _outputs(model, pair.run.params, tokens, source).items()}
 
 
 @partial(jax.jit, static_argnames="model")
-def _answers(model: Transformer, params, tokens: Tokens, source: Tokens | None) -> dict[str, jax.Array]:
-    def say(model: Transformer) -> dict[str, jax.Array]:
-        said = {}
+def _outputs(model: Transformer, params, tokens: Tokens, source: Tokens | None) -> dict[str, jax.Array]:
+    def all_outputs(model: Transformer) -> dict[str, jax.Array]:
+        outputs = {}
         if model.config.head is not None:
-            said["logits"] = model(tokens, source)
+            outputs["logits"] = model(tokens, source)
         if model.config.shape == "encoder-only":
-            said["hidden"] = model.hidden(tokens)
+            outputs["hidden"] = model.hidden(tokens)
         if model.config.pooler is not None:
-            said["pooled"] = model.pool(tokens)
-        return said
+            outputs["pooled"] = model.pool(tokens)
+        return outputs
 
-    return model.apply({"params": params}, method=say)
+    return model.apply({"params": params}, method=all_outputs)
 
 
 # ---------------------------------------------------------------- theirs
-def theirs(pair, asked: Question) -> dict[str, np.ndarray]:
-    """The same under the same names; the rows' positions are named where the model lets us."""
-    answer = _ask(pair.theirs, asked)
+def theirs(pair, inputs: Inputs) -> dict[str, np.ndarray]:
+    """The same outputs of transformers, by the same names."""
+    result = _call(pair.theirs, inputs)
     if pair.config.shape != "encoder-only":
-        return {"logits": answer.logits.numpy()}
-    said = {"hidden": _ask(pair.theirs.base_model, asked).last_hidden_state.numpy()}
+        return {"logits": result.logits.numpy()}
+    outputs = {"hidden": _call(pair.theirs.base_model, inputs).last_hidden_state.numpy()}
     if pair.config.head is not None:
-        said["logits"] = answer.logits.numpy()
+        outputs["logits"] = result.logits.numpy()
     if pair.config.pooler is not None:
-        said["pooled"] = (answer.logits if pair.config.pooler.num_classes else answer.pooler_output).numpy()
-    return said
+        outputs["pooled"] = (result.logits if pair.config.pooler.num_classes else result.pooler_output).numpy()
+    return outputs
 
 
-def _ask(model: Any, asked: Question) -> Any:
-    ids, mask, types = (torch.tensor(part) for part in asked.text)
+def _call(model: Any, inputs: Inputs) -> Any:
+    """Call a transformers model; all but encoder-decoders get explicit position ids."""
+    ids, mask, types = (torch.tensor(part) for part in inputs.text)
     accepted = inspect.signature(model.forward).parameters
-    if asked.source is not None:
-        source_ids, source_mask, _ = (torch.tensor(part) for part in asked.source)
-        given = {"input_ids": source_ids, "attention_mask": source_mask}
-        given |= {"decoder_input_ids": ids, "decoder_attention_mask": mask}
+    if inputs.source is not None:
+        source_ids, source_mask, _ = (torch.tensor(part) for part in inputs.source)
+        arguments = {"input_ids": source_ids, "attention_mask": source_mask}
+        arguments |= {"decoder_input_ids": ids, "decoder_attention_mask": mask}
     else:
-        given = {"input_ids": ids, "attention_mask": mask}
+        arguments = {"input_ids": ids, "attention_mask": mask}
         offset = _position_offset(model)
-        given["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0) + offset
+        arguments["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0) + offset
         if "token_type_ids" in accepted and hasattr(model.config, "type_vocab_size"):
-            given["token_type_ids"] = types
-    assert set(given) <= set(accepted)
+            arguments["token_type_ids"] = types
+    assert set(arguments) <= set(accepted)
     with torch.no_grad():
-        return model(**given)
+        return model(**arguments)
 
 
 def _position_offset(model: Any) -> int:
-    """RoBERTa's positions begin behind that of padding, and so do those one names."""
+    """The position ids of RoBERTa start after its padding id, also when they are passed as an argument."""
     return model.config.pad_token_id + 1 if model.config.model_type == "roberta" else 0
 
 
-def assert_equal(found: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray], mask: np.ndarray) -> None:
-    """At every real position, and for the rows as wholes."""
-    assert set(found) == set(wanted)
-    for name, array in wanted.items():
+def assert_equal(actual: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray], mask: np.ndarray) -> None:
+    """Compare outputs per token at every real position, and outputs per row."""
+    assert set(actual) == set(expected)
+    for name, array in expected.items():
         real = slice(None) if name == "pooled" else mask.astype(bool)
-        assert found[name].shape == array.shape
-        np.testing.assert_allclose(found[name][real], array[real], rtol=0, atol=TOLERANCE, err_msg=name)
+        assert actual[name].shape == array.shape
+        np.testing.assert_allclose(actual[name][real], array[real], rtol=0, atol=TOLERANCE, err_msg=name)
 
 
 # ---------------------------------------------------------------- all samples
@@ -145,57 +147,57 @@ def test_every_format_has_a_sample():
 @pytest.mark.parametrize("name", SAMPLES)
 def test_right_padded_rows(name, pair_of):
     pair = pair_of(name)
-    asked = question(pair, "right")
-    assert_equal(ours(pair, asked), theirs(pair, asked), asked.text.mask)
+    inputs = make_inputs(pair, "right")
+    assert_equal(ours(pair, inputs), theirs(pair, inputs), inputs.text.mask)
 
 
 @pytest.mark.parametrize("name", [name for name in SAMPLES if SAMPLES[name].model_type not in ("bart", "marian")])
 def test_left_padded_rows(name, pair_of):
-    """Their sentence vectors read the first column whatever it holds, and the positions of BART cannot be named."""
+    """transformers pools the first column even if it is padding, and BART and Marian accept no position ids."""
     pair = pair_of(name)
-    asked = question(pair, "left")
-    found, wanted = ours(pair, asked), theirs(pair, asked)
-    found.pop("pooled", None), wanted.pop("pooled", None)
-    assert_equal(found, wanted, asked.text.mask)
+    inputs = make_inputs(pair, "left")
+    actual, expected = ours(pair, inputs), theirs(pair, inputs)
+    actual.pop("pooled", None), expected.pop("pooled", None)
+    assert_equal(actual, expected, inputs.text.mask)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("name", SAMPLES)
-def test_a_batch_equals_their_rows_one_by_one(name, side, pair_of):
+def test_a_batch_equals_transformers_row_by_row(name, side, pair_of):
     pair = pair_of(name)
-    asked = question(pair, side)
-    assert_rows_equal(ours(pair, asked), pair, asked)
+    inputs = make_inputs(pair, side)
+    assert_rows_equal(ours(pair, inputs), pair, inputs)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in BLOCKED else pytest.mark.slow) for name in SAMPLES]
 )
-def test_long_rows_in_blocks_equal_their_rows(name, side, pair_of):
+def test_blocked_attention_equals_transformers_row_by_row(name, side, pair_of):
     assert min(*LONG, *LONG_TARGETS) > MIN_BLOCK
     assert max(*LONG, *LONG_TARGETS) <= POSITIONS
     pair = pair_of(name)
-    asked = question(pair, side, LONG, LONG_TARGETS)
-    assert_rows_equal(ours(pair, asked, attention="blocked"), pair, asked)
+    inputs = make_inputs(pair, side, LONG, LONG_TARGETS)
+    assert_rows_equal(ours(pair, inputs, attention="blocked"), pair, inputs)
 
 
-def assert_rows_equal(found: Mapping[str, np.ndarray], pair, asked: Question) -> None:
-    for i, mask in enumerate(asked.text.mask.astype(bool)):
-        row = asked.row(i)
-        mine = {key: a[i : i + 1] if key == "pooled" else a[i : i + 1, mask] for key, a in found.items()}
-        assert_equal(mine, theirs(pair, row), row.text.mask)
+def assert_rows_equal(actual: Mapping[str, np.ndarray], pair, inputs: Inputs) -> None:
+    for i, mask in enumerate(inputs.text.mask.astype(bool)):
+        row = inputs.row(i)
+        outputs = {key: a[i : i + 1] if key == "pooled" else a[i : i + 1, mask] for key, a in actual.items()}
+        assert_equal(outputs, theirs(pair, row), row.text.mask)
 
 
-# ---------------------------------------------------------------- what some of them have
+# ---------------------------------------------------------------- experts and windows
 @pytest.mark.parametrize("name", EXPERTS)
-def test_every_expert_has_its_say(name, pair_of):
-    """In each layer, so that parity is that of all experts."""
+def test_every_expert_is_used(name, pair_of):
+    """Every layer uses every expert, so that the tests above compare all of them."""
     pair = pair_of(name)
-    asked = question(pair, "right")
+    inputs = make_inputs(pair, "right")
     with torch.no_grad():
-        given = {"input_ids": torch.tensor(asked.text.ids), "attention_mask": torch.tensor(asked.text.mask)}
-        routers = pair.theirs(**given, output_router_logits=True).router_logits
-    moe, real = pair.config.decoder.pattern[0].mlp, asked.text.mask.reshape(-1).astype(bool)
+        arguments = {"input_ids": torch.tensor(inputs.text.ids), "attention_mask": torch.tensor(inputs.text.mask)}
+        routers = pair.theirs(**arguments, output_router_logits=True).router_logits
+    moe, real = pair.config.decoder.pattern[0].mlp, inputs.text.mask.reshape(-1).astype(bool)
     assert len(routers) == pair.config.decoder.num_layers
     for logits in routers:
         chosen = logits.reshape(-1, moe.num_experts)[real].topk(moe.top_k).indices
@@ -210,27 +212,27 @@ def test_rows_are_longer_than_windows(name, pair_of):
     assert all(window is None or window < sorted(LENGTHS)[1] for window in windows)
 
 
-def test_samples_with_windows_and_experts_are_known():
+def test_lists_of_samples_with_windows_and_experts_are_complete():
     assert {"mistral", "gemma2", "gemma3", "modernbert"} <= set(WINDOWED)
     assert {"mixtral", "qwen3-moe"} <= set(EXPERTS)
 
 
-# ---------------------------------------------------------------- the public call
-def test_forward_gives_the_hidden_states_of_an_encoder_with_types(pair_of):
+# ---------------------------------------------------------------- jf.forward
+def test_forward_returns_hidden_states_of_an_encoder_with_token_types(pair_of):
     pair = pair_of("bert pooled")
-    asked = question(pair, "right")
-    assert set(asked.text.types[asked.text.mask > 0]) == {0, 1}
-    found = jf.forward(pair.run, asked.text.ids, mask=asked.text.mask, types=asked.text.types)
-    real = asked.text.mask.astype(bool)
-    np.testing.assert_allclose(found[real], theirs(pair, asked)["hidden"][real], atol=TOLERANCE)
+    inputs = make_inputs(pair, "right")
+    assert set(inputs.text.types[inputs.text.mask > 0]) == {0, 1}
+    hidden = jf.forward(pair.run, inputs.text.ids, mask=inputs.text.mask, types=inputs.text.types)
+    real = inputs.text.mask.astype(bool)
+    np.testing.assert_allclose(hidden[real], theirs(pair, inputs)["hidden"][real], atol=TOLERANCE)
 
 
-def test_forward_gives_the_logits_of_an_encoder_decoder(pair_of):
+def test_forward_returns_logits_of_an_encoder_decoder(pair_of):
     pair = pair_of("bart")
-    tokens, source = question(pair, "left")
-    found = jf.forward(pair.run, tokens.ids, source.ids, tokens.mask, source.mask)
-    wanted = ours(pair, Question(tokens, source))["logits"]
-    np.testing.assert_allclose(found, wanted, atol=1e-6)
+    tokens, source = make_inputs(pair, "left")
+    logits = jf.forward(pair.run, tokens.ids, source.ids, tokens.mask, source.mask)
+    expected = ours(pair, Inputs(tokens, source))["logits"]
+    np.testing.assert_allclose(logits, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -241,6 +243,6 @@ def test_forward_gives_the_logits_of_an_encoder_decoder(pair_of):
         ("bert pooled", [[0, 2]], "hold 2, but this model has 2: use 0 to 1"),
     ],
 )
-def test_types_that_a_model_does_not_have_are_refused(name, types, message, pair_of):
+def test_invalid_token_types_are_rejected(name, types, message, pair_of):
     with pytest.raises(UserError, match=message):
         jf.forward(pair_of(name).run, np.array([[5, 6]]), types=np.array(types))

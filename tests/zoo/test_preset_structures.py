@@ -1,4 +1,4 @@
-"""Builders and importer agree: a preset and the samples of its architecture differ in sizes only."""
+"""Builders and importer agree: a preset and the imported samples of its architecture differ only in sizes."""
 
 from typing import Any
 
@@ -11,12 +11,12 @@ from jaxformer.layers import abstract_params
 from jaxformer.models import FAMILIES, preset
 
 HEADS = ("head", "pooler")
-# Rates and initial values matter only in training; ids and lengths belong to the tokenizer and the user.
+# Dropout rates and initial values only affect training; ids and lengths depend on the tokenizer and the user.
 UNCOMPARED = {"init", "dropout", "special", "context_length", "num_layers", "load_balance"}
 
 
 def outline(tree: Any) -> Any:
-    """A config with every number replaced by the fact that it is one."""
+    """A config with every number replaced by the word "number"."""
     if isinstance(tree, dict):
         return {name: outline(value) for name, value in tree.items() if name not in UNCOMPARED}
     if isinstance(tree, list):
@@ -27,11 +27,11 @@ def outline(tree: Any) -> Any:
 def test_every_family_with_a_format_is_compared():
     compared = {sample.preset for sample in SAMPLES.values()}
     families = {family for family, module in FAMILIES.items() for row in module.ZOO_ROWS if compared & set(row.presets)}
-    assert set(FAMILIES) - families == {"rnn", "vaswani"}  # transformers has neither
+    assert set(FAMILIES) - families == {"rnn", "vaswani"}  # not in transformers
 
 
 def test_every_compared_preset_has_a_sample_with_its_heads(pair_of):
-    """So that heads are compared as well, although some samples have others."""
+    """Otherwise heads would not be compared, because some samples have another head than their preset."""
     alike = {sample.preset for name, sample in SAMPLES.items() if _has_same_heads(sample.preset, pair_of(name).config)}
     assert alike == {sample.preset for sample in SAMPLES.values()}
 
@@ -45,7 +45,7 @@ def _without_other_heads(tree: dict[str, Any], name: str, config: ModelConfig) -
     return {key: value for key, value in tree.items() if key not in left_out}
 
 
-@pytest.mark.slow  # follows from equal configs
+@pytest.mark.slow  # implied by the test of configs below
 @pytest.mark.parametrize("name", SAMPLES)
 def test_parameters_have_the_same_names_and_axes(name, pair_of):
     published, config = SAMPLES[name].preset, pair_of(name).config

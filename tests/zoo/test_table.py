@@ -1,4 +1,4 @@
-"""The zoo table is complete, its parity was measured, and it is the one in the README."""
+"""The zoo table is complete, its parity is within bounds, and the README has the current table."""
 
 import re
 from collections import Counter
@@ -12,12 +12,12 @@ from jaxformer.models import FAMILIES, PRESETS
 from jaxformer.zoo import table
 
 README = Path(__file__).parents[2] / "README.md"
-UPDATE = "run `jaxformer zoo --measure --markdown` and put what it prints between the marks in README.md"
+UPDATE = "run `jaxformer zoo --measure --markdown` and put its output between the zoo comments in README.md"
 
 
-def test_the_readme_shows_it():
+def test_the_readme_has_the_current_table():
     shown = re.search(r"<!-- zoo -->\n(.*)\n<!-- /zoo -->", README.read_text(encoding="utf-8"), re.DOTALL)
-    assert shown is not None, "README.md has lost the marks <!-- zoo --> and <!-- /zoo -->"
+    assert shown is not None, "README.md lacks the comments <!-- zoo --> and <!-- /zoo -->"
     assert shown[1] == table.markdown(), UPDATE
 
 
@@ -34,13 +34,13 @@ def test_every_family_and_every_format_has_a_row():
     assert {SAMPLES[name].model_type for row in table.rows() for name in row.samples} == set(FORMATS)
 
 
-def test_everything_was_measured_and_is_within_bounds():
+def test_parity_is_recorded_for_every_sample_and_within_bounds():
     record = table.read_record()
     assert set(record["parity"]) == set(SAMPLES), UPDATE
-    for name, found in record["parity"].items():
-        assert 0 < found["max_delta"] < 1e-4, f"{name}: {found}"
-        assert found["kl"] is None or 0 <= found["kl"] < 1e-9, f"{name}: {found}"
-        assert found["round_trip"], name
+    for name, parity in record["parity"].items():
+        assert 0 < parity["max_delta"] < 1e-4, f"{name}: {parity}"
+        assert parity["kl"] is None or 0 <= parity["kl"] < 1e-9, f"{name}: {parity}"
+        assert parity["round_trip"], name
 
 
 def test_the_terminal_shows_every_row():

@@ -1,6 +1,6 @@
-"""Sources of examples, opened for random access: one opener per kind of source.
+"""Data sources with random access to their examples.
 
-An example is `{"text": ...}` or `{"inputs": ..., "targets": ...}`; a source holds one kind only.
+An example is `{"text": ...}` or `{"inputs": ..., "targets": ...}`; all examples of a source have the same fields.
 """
 
 from collections.abc import Callable
@@ -32,8 +32,8 @@ OPENERS: dict[str, Callable[[Any], Documents]] = {
 
 
 def open_source(config: Source) -> Documents:
-    """The examples of a source, at least one."""
+    """Open a source; raise if it has no examples."""
     documents = OPENERS[config.kind](config)
     if not len(documents):
-        raise UserError(f"the {config.kind} source holds no document that is not blank: give it some text")
+        raise UserError(f"the {config.kind} source holds no documents with text: add some text")
     return documents

@@ -1,8 +1,8 @@
-"""Written dates in eight languages paired with their ISO form, made by code.
+"""A synthetic sequence-to-sequence corpus: dates written in eight languages, paired with their ISO format.
 
-Example i is a pure function of (split, i). The text alone determines the answer: a month's name means one
-month in all eight languages, and numbers stand in one order per separator, `day.month.year`,
-`day-month-year` and `year/month/day`. Training and held-out days are disjoint.
+Example i is a pure function of (split, i). Every text has exactly one meaning: a month's name means the same month in
+all eight languages, and the separator determines the order of numbers, `day.month.year`, `day-month-year` or
+`year/month/day`. Training and held-out days are disjoint.
 """
 
 import datetime
@@ -19,17 +19,17 @@ LAST_DAY = datetime.date(2099, 12, 31)
 
 
 class Language(NamedTuple):
-    """How a language writes dates; names are words in one string."""
+    """How a language writes dates; months and weekdays are strings of space-separated names."""
 
     months: str
     short_months: str
-    weekdays: str  # from Monday
+    weekdays: str  # starting with Monday
     ordinal: Callable[[int], str]
     formats: tuple[str, ...]
 
 
 class Dates(Sequence[dict[str, str]]):
-    """`num_examples` pairs of one split, each made when asked for."""
+    """`num_examples` pairs of one split, generated lazily."""
 
     def __init__(self, cfg: DatesSource):
         self._cfg = cfg
@@ -41,24 +41,23 @@ class Dates(Sequence[dict[str, str]]):
     def __getitem__(self, index: int) -> dict[str, str]:
         if not 0 <= index < len(self):
             raise IndexError(index)
-        # A hash and not a random generator: its values are the same in every version of Python.
+        # A hash instead of a random generator, because its values are the same in every version of Python.
         draw = int.from_bytes(hashlib.sha256(f"{self._cfg.split} {index}".encode()).digest())
         draw, day = divmod(draw, len(self._days))
         draw, language = divmod(draw, len(LANGUAGES))
         formats = LANGUAGES[language].formats
-        text = written(self._days[day], LANGUAGES[language], formats[draw % len(formats)])
+        text = format_date(self._days[day], LANGUAGES[language], formats[draw % len(formats)])
         return {"inputs": text, "targets": self._days[day].isoformat()}
 
 
 @cache
 def split_days(split: str, heldout_percent: int) -> tuple[datetime.date, ...]:
-    """The days that only this split shows."""
+    """Return the days of a split; the splits are disjoint."""
     days = map(datetime.date.fromordinal, range(FIRST_DAY.toordinal(), LAST_DAY.toordinal() + 1))
     return tuple(day for day in days if is_heldout(day.isoformat(), heldout_percent) == (split == "heldout"))
 
 
-def written(day: datetime.date, language: Language, pattern: str) -> str:
-    """`day` in one of the language's formats."""
+def format_date(day: datetime.date, language: Language, pattern: str) -> str:
     return pattern.format(
         d=day.day,
         dd=f"{day.day:02d}",
@@ -78,7 +77,7 @@ def _english_ordinal(day: int) -> str:
 
 
 def _first_only(first: str) -> Callable[[int], str]:
-    """Ordinals of languages that write only the first of a month in a special way."""
+    """Ordinals of languages in which only the first day of a month has a special form."""
     return lambda day: first if day == 1 else str(day)
 
 

@@ -1,7 +1,7 @@
-"""Examples from files: text, JSON lines, tab-separated pairs, ArrayRecord, and examples written in the config.
+"""Examples from text, JSONL, TSV and ArrayRecord files, and examples written in the config.
 
-Text, JSONL and TSV files are read into memory whole; a corpus too large for that belongs in ArrayRecord files, which
-are read one record at a time. Nothing broken is skipped: a bad file or line is an error that names it.
+Text, JSONL and TSV files are read into memory completely; larger corpora belong in ArrayRecord files, which are read
+one record at a time. Invalid files and lines are never skipped: they raise an error that names the file and line.
 """
 
 import json
@@ -58,7 +58,7 @@ def open_jsonl(cfg: JsonlSource) -> Documents:
 
 
 class RecordDocuments(Sequence[Example]):
-    """The records of several ArrayRecord files, parsed when asked for."""
+    """The records of several ArrayRecord files, read and parsed lazily."""
 
     def __init__(self, cfg: ArrayRecordSource):
         self._cfg = cfg
@@ -94,10 +94,10 @@ def _json_example(record: str | bytes, cfg: JsonlSource | ArrayRecordSource, whe
     for names in ({"text": cfg.text}, {"inputs": cfg.inputs, "targets": cfg.targets}):
         if all(name in fields for name in names.values()):
             return {key: _string(fields[name], name, where) for key, name in names.items()}
-    found = ", ".join(map(repr, fields)) or "none"
+    present = ", ".join(map(repr, fields)) or "none"
     raise UserError(
-        f"{where}: no field '{cfg.text}', nor both '{cfg.inputs}' and '{cfg.targets}'; found: {found}: "
-        "name the fields with text=, or inputs= and targets=, of the source"
+        f"{where}: no field '{cfg.text}', nor both '{cfg.inputs}' and '{cfg.targets}'; found: {present}: "
+        "set text=, or inputs= and targets=, of the source to the names of the fields"
     )
 
 
@@ -105,7 +105,9 @@ def _string(value: Any, name: str, where: str) -> str:
     if not isinstance(value, str):
         raise UserError(f"{where}: field '{name}' is {type(value).__name__}, expected a string")
     if any("\ud800" <= char <= "\udfff" for char in value):
-        raise UserError(f"{where}: field '{name}' holds half of a surrogate pair, which is no text: correct the escape")
+        raise UserError(
+            f"{where}: field '{name}' holds an unpaired surrogate, which is not valid text: correct the escape"
+        )
     return value
 
 
@@ -133,7 +135,7 @@ def _tsv_example(line: str, cfg: TsvSource, where: str) -> Example:
     if len(columns) < needed:
         raise UserError(
             f"{where}: {len(columns)} tab-separated columns, but inputs={cfg.inputs} and targets={cfg.targets} "
-            f"(counted from 0) need {needed}: add the missing column or change the two"
+            f"(counted from 0) need {needed}: add the missing column, or change inputs and targets"
         )
     return {"inputs": columns[cfg.inputs], "targets": columns[cfg.targets]}
 

@@ -1,4 +1,4 @@
-"""ArrayRecord files: written whole or not at all, opened for random access."""
+"""ArrayRecord files: atomic writes and random access."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,9 +10,10 @@ from jaxformer.errors import UserError
 
 
 def write_records(path: Path, records: Iterable[bytes]) -> None:
-    """Write one file; the name appears only when the content is complete."""
+    """Write one file atomically: it gets its name only when it is complete."""
     partial = path.with_name(path.name + ".partial")
-    writer = ArrayRecordWriter(str(partial), "group_size:1")  # larger groups decompress neighbours on every read
+    # Every read decompresses a whole group, so groups of one record are fastest for random access.
+    writer = ArrayRecordWriter(str(partial), "group_size:1")
     try:
         for record in records:
             writer.write(record)
@@ -22,7 +23,7 @@ def write_records(path: Path, records: Iterable[bytes]) -> None:
 
 
 def open_records(path: Path) -> ArrayRecordDataSource:
-    """One file, not empty."""
+    """Open one file; raise if it is empty."""
     try:
         records = ArrayRecordDataSource([str(path)])
     except RuntimeError as error:
@@ -33,7 +34,7 @@ def open_records(path: Path) -> ArrayRecordDataSource:
 
 
 def read_record(records: ArrayRecordDataSource, index: int, path: Path) -> bytes:
-    """One record; a damaged one is the file's fault."""
+    """Read one record; raise an error that names the file if the record is damaged."""
     try:
         return records[index]
     except RuntimeError as error:

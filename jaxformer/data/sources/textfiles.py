@@ -1,4 +1,4 @@
-"""Text files in: path patterns, decompression, UTF-8. Every failure names the file and the fix."""
+"""Reads text files: glob patterns, decompression, UTF-8. Every error message names the file and the fix."""
 
 import bz2
 import glob
@@ -18,12 +18,12 @@ DECOMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
 
 
 def matched_files(patterns: Iterable[str]) -> list[Path]:
-    """The files the patterns name, sorted within each pattern, each file once."""
+    """Return the files that match the patterns, sorted within each pattern, without duplicates."""
     return list(dict.fromkeys(path for pattern in patterns for path in _matches(pattern)))
 
 
 def read_text(path: Path) -> str:
-    """The decompressed UTF-8 text of a file, without byte order mark and with `\\n` line ends."""
+    """Read a possibly compressed UTF-8 file, without its byte order mark and with `\\n` line endings."""
     data = _read_bytes(path)
     try:
         text = data.decode("utf-8")
@@ -37,8 +37,8 @@ def read_text(path: Path) -> str:
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a file that are not blank, with their numbers from 1."""
-    # Not str.splitlines, which also cuts at form feeds and U+2028 inside a line.
+    """Yield the non-blank lines of a file with their line numbers, which start at 1."""
+    # str.splitlines would also split at form feeds and U+2028.
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if line.strip():
             yield number, line
@@ -48,7 +48,7 @@ def _matches(pattern: str) -> list[Path]:
     path = Path(pattern).expanduser()
     if path.is_dir():
         raise UserError(f"paths: '{pattern}' is a directory: name its files, for example '{pattern.rstrip('/')}/*'")
-    if path.exists():  # also a file whose name holds one of *?[
+    if path.exists():  # before globbing, because a file name may contain *, ? or [
         return [path]
     files = [Path(name) for name in sorted(glob.glob(str(path), recursive=True)) if Path(name).is_file()]
     if not files:
@@ -67,4 +67,4 @@ def _read_bytes(path: Path) -> bytes:
     try:
         return decompress(data)
     except (OSError, EOFError, ValueError, lzma.LZMAError, zlib.error) as error:
-        raise UserError(f"{path}: not a whole {path.suffix} file ({error}): replace or rename it") from None
+        raise UserError(f"{path}: invalid or truncated {path.suffix} file ({error}): replace or rename it") from None

@@ -1,7 +1,6 @@
-"""Tokenizers: text to ids and back.
+"""Tokenizers: SentencePiece (arXiv:1808.06226), bytes, Hugging Face `tokenizer.json`, and OPUS-MT translation models.
 
-SentencePiece (arXiv:1808.06226), plain bytes, the `tokenizer.json` of a Hugging Face directory, and the two models of a
-translation directory. `export` turns the first two into the third.
+`export` converts SentencePiece and byte tokenizers to `tokenizer.json`.
 """
 
 from jaxformer.data.tokenizer.base import (

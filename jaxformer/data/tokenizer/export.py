@@ -1,11 +1,11 @@
-"""Byte and SentencePiece tokenizers as files that `transformers.AutoTokenizer` loads, with the same ids and texts.
+"""Exports byte and SentencePiece tokenizers as files for `transformers.AutoTokenizer`, with the same ids and texts.
 
-What differs for SentencePiece models:
-* ids that are not valid UTF-8 decode to one U+FFFD per byte, and unknown pieces to nothing instead of U+2047;
-* unigram: of two segmentations with the same score, a model not trained here may choose the other one, because
-  SentencePiece decides by the rounding of its float32 sums (`training` rounds scores to avoid this).
-For models of the type `qwen2`, AutoTokenizer uses a class of its own regardless of the files, which gives other ids:
-read them with `transformers.PreTrainedTokenizerFast.from_pretrained` there.
+Known differences for SentencePiece models:
+* Bytes that are not valid UTF-8 decode to one U+FFFD per byte, and unknown pieces to nothing instead of U+2047.
+* Unigram: if two segmentations have the same score, the choice may differ, because it depends on the rounding of
+  float32 sums in SentencePiece. Models from `training` have rounded scores to avoid this.
+For model type `qwen2`, AutoTokenizer ignores the files and uses Qwen2Tokenizer, which gives different ids: load the
+files with `transformers.PreTrainedTokenizerFast.from_pretrained` instead.
 """
 
 import json
@@ -24,15 +24,16 @@ from jaxformer.errors import UserError
 
 Shape = Literal["encoder-decoder", "decoder-only", "encoder-only"]
 Piece = ModelProto.SentencePiece
-SPACE = "\u2581"  # SentencePiece's mark for a space
-UNKNOWN = "\U0010ffff"  # a noncharacter, which Unicode guarantees never to assign
-NEVER = -1e6  # below the score of any segmentation into normal pieces
+SPACE = "\u2581"  # SentencePiece's space marker
+UNKNOWN = "\U0010ffff"  # a noncharacter, which Unicode will never assign
+NEVER = -1e6  # a score below that of any segmentation into normal pieces
 
 
 def huggingface_files(tokenizer: Tokenizer, shape: Shape) -> dict[str, bytes]:
-    """Names and contents of the files, which add bos before a text for a decoder and eos after it for an encoder.
+    """Return the names and contents of the files, including the tokenizer's own files.
 
-    They include the tokenizer's own files. A tokenizer from a Hugging Face directory keeps its files unchanged."""
+    The exported tokenizer adds bos before the text of a decoder-only model and eos after the text of any other model.
+    The files of a tokenizer from a Hugging Face directory are returned unchanged."""
     if isinstance(tokenizer, HuggingFace | Translation):
         return tokenizer.files()
     backend = CONVERTERS[type(tokenizer)](tokenizer)
@@ -73,10 +74,10 @@ def _from_bytes(tokenizer: Bytes) -> tokenizers.Tokenizer:
 
 
 def _byte_letters() -> list[str]:
-    """The character that GPT-2 uses for each byte: itself if it is printable, else the next one from U+0100 on."""
-    seen = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    hidden = iter(range(256, 512))
-    return [chr(byte if byte in seen else next(hidden)) for byte in range(256)]
+    """Return GPT-2's character for each byte: the byte itself if printable, else the next character from U+0100 on."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    substitutes = iter(range(256, 512))
+    return [chr(byte if byte in printable else next(substitutes)) for byte in range(256)]
 
 
 # ---------------------------------------------------------------- SentencePiece
@@ -91,7 +92,7 @@ def _from_sentencepiece(tokenizer: SentencePiece) -> tokenizers.Tokenizer:
     backend.normalizer = normalizers.Sequence(list(_normalizers(proto)))
     backend.decoder = decoders.Sequence(list(_decoders(proto)))
     if proto.trainer_spec.model_type == TrainerSpec.UNIGRAM and proto.trainer_spec.byte_fallback:
-        backend.pre_tokenizer = pre_tokenizers.Split(Regex(_unknown(proto)), "isolated")
+        backend.pre_tokenizer = pre_tokenizers.Split(Regex(_unknown_characters(proto)), "isolated")
     special = [piece.piece for piece in proto.pieces if piece.type in (Piece.CONTROL, Piece.UNKNOWN)]
     backend.add_special_tokens([AddedToken(piece, normalized=False) for piece in special])
     backend.add_tokens([AddedToken(piece, normalized=False) for piece in _user_defined(proto)])
@@ -105,27 +106,27 @@ CONVERTERS: dict[type[Tokenizer], Callable[[Tokenizer], tokenizers.Tokenizer]] =
 
 
 def _obstacles(proto: ModelProto) -> Iterator[str]:
-    """Reasons why a `tokenizer.json` cannot represent the model."""
+    """Yield the reasons why a `tokenizer.json` cannot represent the model."""
     normal = {piece.piece for piece in proto.pieces if piece.type == Piece.NORMAL}
     spec = proto.normalizer_spec
     if proto.trainer_spec.model_type not in MODELS:
         yield "it is neither unigram nor bpe"
     if proto.trainer_spec.treat_whitespace_as_suffix or not spec.escape_whitespaces:
-        yield "it does not mark spaces before a word"
+        yield "it does not mark a space as the prefix of the next word"
     if _user_defined(proto) and (spec.add_dummy_prefix or spec.remove_extra_whitespaces):
-        yield "user-defined symbols together with add_dummy_prefix or remove_extra_whitespaces"
+        yield "it combines user-defined symbols with add_dummy_prefix or remove_extra_whitespaces"
     if any(piece.type == Piece.UNUSED for piece in proto.pieces):
         yield "it has unused pieces"
     if lone := {char for piece in normal for char in piece} - normal:
-        yield f"{min(lone)!r} is part of pieces but no piece itself"
-    if proto.trainer_spec.model_type == TrainerSpec.BPE and (tied := _tied(proto)):
+        yield f"{min(lone)!r} is part of pieces but not a piece itself"
+    if proto.trainer_spec.model_type == TrainerSpec.BPE and (tied := _tied_pieces(proto)):
         yield f"the bpe pieces {tied} have the same score"
 
 
-def _tied(proto: ModelProto) -> list[str]:
-    """Pieces with the same score, which have no order of merges.
+def _tied_pieces(proto: ModelProto) -> list[str]:
+    """Return pieces with the same score, for which the order of BPE merges is undefined.
 
-    Repetitions of one character, such as the indentations of Llama 2, do not need one."""
+    Repetitions of a single character, such as the indentation pieces of Llama 2, need no order."""
     by_score: dict[float, list[str]] = {}
     for piece in proto.pieces:
         if piece.type == Piece.NORMAL and len(piece.piece) > 1:
@@ -134,18 +135,17 @@ def _tied(proto: ModelProto) -> list[str]:
 
 
 def _unigram(proto: ModelProto) -> models.Unigram:
-    # Byte and control pieces must not match a text that contains their names.
+    # Byte and control pieces must not match text that spells their names, such as `<0x41>`.
     scores = [(piece.piece, piece.score if piece.type == Piece.NORMAL else NEVER) for piece in proto.pieces]
     return models.Unigram(scores, proto.trainer_spec.unk_id, proto.trainer_spec.byte_fallback)
 
 
-def _unknown(proto: ModelProto) -> str:
-    """A pattern of the characters that are in no piece.
+def _unknown_characters(proto: ModelProto) -> str:
+    """Return a regular expression for the characters that occur in no piece.
 
-    The unigram model of the tokenizers library scores an unknown character below every piece, even below `NEVER`, and
-    would prefer a byte or control piece whose name is in the text. So an unknown character is split from its
-    neighbours where it falls back to bytes, which changes nothing else, and is replaced by `UNKNOWN` where it does
-    not."""
+    The unigram model of the tokenizers library scores an unknown character even lower than `NEVER`, so it would prefer
+    a byte or control piece whose name occurs in the text. To prevent this, a pre-tokenizer isolates unknown characters
+    in models with byte fallback, and a normalizer replaces them by `UNKNOWN` in models without it."""
     known = {char for piece in proto.pieces if piece.type == Piece.NORMAL for char in piece.piece}
     return "[^" + "".join(f"\\x{{{ord(char):x}}}" for char in sorted(known)) + "]"
 
@@ -161,10 +161,11 @@ def _bpe(proto: ModelProto) -> models.BPE:
 
 
 def _merges(proto: ModelProto) -> list[tuple[str, str]]:
-    """Every pair of pieces that makes a piece, best piece first.
+    """Return all merges: every pair of pieces whose concatenation is a piece, in order of decreasing score.
 
-    SentencePiece merges the pair whose result scores best, and the leftmost of equal ones. Two pairs with the same
-    result overlap only in a repetition of one character, where the pair with the longer left part comes first."""
+    SentencePiece merges the pair whose result has the highest score, and the leftmost of equal pairs. Two pairs with
+    the same result can overlap only in a repetition of one character; there, the longer left part comes first.
+    """
     scores = {piece.piece: piece.score for piece in proto.pieces if piece.type == Piece.NORMAL}
     splits = ((whole, whole[:i], whole[i:]) for whole in scores for i in range(1, len(whole)))
     pairs = [split for split in splits if split[1] in scores and split[2] in scores]
@@ -186,7 +187,7 @@ def _normalizers(proto: ModelProto) -> Iterator[normalizers.Normalizer]:
         yield normalizers.Prepend(SPACE)
     yield normalizers.Replace(" ", SPACE)
     if proto.trainer_spec.model_type == TrainerSpec.UNIGRAM and not proto.trainer_spec.byte_fallback:
-        yield normalizers.Replace(Regex(_unknown(proto) + "+"), UNKNOWN)
+        yield normalizers.Replace(Regex(_unknown_characters(proto) + "+"), UNKNOWN)
 
 
 def _decoders(proto: ModelProto) -> Iterator[decoders.Decoder]:

@@ -1,8 +1,8 @@
-"""The tokenizers of Hugging Face directories: `tokenizer.json`, and the files beside it that name special tokens.
+"""Tokenizers of Hugging Face directories: `tokenizer.json`, and the files beside it that define special tokens.
 
-Ids and texts are those of `transformers.AutoTokenizer` (version 5). Two of its rules are worth knowing:
-`add_bos_token` and `add_eos_token` of `tokenizer_config.json` have no effect, only the post-processor in
-`tokenizer.json` has; and a special token that is named but has no id yet gets the next free one.
+Ids and texts equal those of `transformers.AutoTokenizer` (version 5). As in transformers, `add_bos_token` and
+`add_eos_token` in `tokenizer_config.json` have no effect: the post-processor in `tokenizer.json` decides. A special
+token that is named but has no id yet gets the next free id.
 """
 
 import json
@@ -22,26 +22,27 @@ SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 SIDE_FILES = (SETTINGS_FILE, SPECIAL_TOKENS_FILE, "chat_template.jinja")
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-# Defaults of the tokenizer classes of transformers where no file names a token; older directories rely on them.
+# Default tokens of the tokenizer classes in transformers; older directories rely on them and name no tokens.
 USUAL_TOKENS = {
     "bos": ("<s>", "<bos>", "[CLS]", "<|begin_of_text|>", "<|endoftext|>"),
     "eos": ("</s>", "<eos>", "[SEP]", "<|end_of_text|>", "<|endoftext|>"),
     "pad": ("<pad>", "[PAD]"),
 }
-# In this order, as clean_up_tokenization of transformers does.
+# The order matters: it is that of `clean_up_tokenization` in transformers.
 CLEAN_UP = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 
 
 class HuggingFace(Tokenizer):
-    """A `tokenizer.json`.
+    """A `tokenizer.json` with its side files.
 
-    Special ids are those that the files beside it name. Without eos, sep takes its place, and without bos cls (BERT);
-    without either, the usual names are looked up among the special tokens (GPT-2 names none). Without pad, eos takes
-    its place; without bos, pad does, as T5 starts decoding with it (arXiv:1910.10683). Where the files name no eos at
-    all, `eos_id` is none and only the model's own eos counts.
+    The side files name the special tokens. Each special id is that of the first token in its list that exists:
+    * eos: eos, sep (BERT), or one of `USUAL_TOKENS` (GPT-2's files name no tokens). If there is none, `eos_id` is None
+      and only the eos of the model config ends a text.
+    * pad: pad, one of `USUAL_TOKENS`, or eos.
+    * bos: bos, cls (BERT), one of `USUAL_TOKENS`, or pad, because T5 starts decoding with pad (arXiv:1910.10683).
 
     Args:
-        files: contents by name; `tokenizer.json` and those of `SIDE_FILES` that there are.
+        files: file contents by name: `tokenizer.json`, and the `SIDE_FILES` that exist.
     """
 
     def __init__(self, files: Mapping[str, bytes]):
@@ -57,18 +58,18 @@ class HuggingFace(Tokenizer):
         return self._encode(texts, add_special_tokens=False)
 
     def encode_prompt(self, texts: Sequence[str]) -> list[list[int]]:
-        """What a decoder continues: the text and what the post-processor of `tokenizer.json` puts around it."""
+        """Encode prompts for a decoder, with the special tokens that the post-processor of `tokenizer.json` adds."""
         return self._encode(texts, add_special_tokens=True)
 
     def encode_source(self, texts: Sequence[str]) -> list[list[int]]:
-        """What an encoder reads: the text and what the post-processor of `tokenizer.json` puts around it."""
+        """Encode inputs for an encoder, with the special tokens that the post-processor of `tokenizer.json` adds."""
         return self._encode(texts, add_special_tokens=True)
 
     def files(self) -> dict[str, bytes]:
         return dict(self._files)
 
     def __reduce__(self) -> tuple[type, tuple[dict[str, bytes]]]:
-        return HuggingFace, (self._files,)  # the pickle of the tokenizers library loses `encode_special_tokens`
+        return HuggingFace, (self._files,)  # pickling the backend would lose `encode_special_tokens`
 
     def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         return [row.ids for row in self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)]
@@ -79,7 +80,7 @@ class HuggingFace(Tokenizer):
 
     @property
     def _cleans_up(self) -> bool:
-        """Whether to remove spaces before punctuation; BPE preserves them unless a setting forces it."""
+        """Whether decoding removes spaces before punctuation; for BPE only if a second setting forces it."""
         if isinstance(self._backend.model, tokenizers.models.BPE):
             force = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
             return bool(self._settings.get("clean_up_tokenization_spaces") and self._settings.get(force))
@@ -94,7 +95,7 @@ class HuggingFace(Tokenizer):
 
 
 def load_huggingface(path: str | Path) -> HuggingFace:
-    """A `tokenizer.json`, or the one in a directory, with the files beside it."""
+    """Load a `tokenizer.json`, given its path or its directory, with the files beside it."""
     path = Path(path)
     path = path / TOKENIZER_FILE if path.is_dir() else path
     side = {name: path.with_name(name) for name in SIDE_FILES}
@@ -109,9 +110,9 @@ def load_huggingface(path: str | Path) -> HuggingFace:
 
 # ---------------------------------------------------------------- the files
 def _settings(files: Mapping[str, bytes]) -> dict[str, Any]:
-    """The settings in the files beside `tokenizer.json`."""
+    """Read the settings from the files beside `tokenizer.json`."""
     settings = _json_object(files, SETTINGS_FILE)
-    # As in transformers: the map takes precedence over settings, except over newer ones, which list their added tokens.
+    # As in transformers, special_tokens_map.json overrides only settings without `added_tokens_decoder`.
     return settings if "added_tokens_decoder" in settings else settings | _json_object(files, SPECIAL_TOKENS_FILE)
 
 
@@ -121,7 +122,7 @@ def _json_object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{name} is not valid JSON ({error}): fetch or save it again") from None
     if not isinstance(value, dict):
-        raise UserError(f"{name} holds no JSON object: fetch or save it again")
+        raise UserError(f"{name} does not hold a JSON object: fetch or save it again")
     return value
 
 
@@ -138,7 +139,7 @@ def _backend(content: bytes, settings: Mapping[str, Any]) -> tokenizers.Tokenize
 
 
 def _added_tokens(backend: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> Iterator[AddedToken]:
-    """The tokens that the settings name, in the order in which new ones get ids."""
+    """Yield the tokens that the settings name, in the order in which new tokens get their ids."""
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     listed = settings.get("added_tokens_decoder", {})
     for id in sorted(listed, key=int):

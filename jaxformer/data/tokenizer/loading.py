@@ -1,4 +1,4 @@
-"""Makes the tokenizer that a config names, and loads the one in a directory."""
+"""Makes the tokenizer of a config, and loads the tokenizer in a directory."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,31 +13,31 @@ from jaxformer.errors import UserError
 
 
 def make_tokenizer(cfg: RunConfig, documents: Sequence[dict[str, str]]) -> Tokenizer:
-    """The tokenizer that a config names, loaded or trained on the documents."""
+    """Load the tokenizer of a config, or train it on the documents."""
     tokenizer = MAKERS[cfg.data.tokenizer.kind](cfg, documents)
     check_vocabulary(tokenizer, cfg.model.vocab_size, "model.vocab_size")
     return tokenizer
 
 
 def load_tokenizer(directory: str | Path) -> Tokenizer:
-    """The tokenizer in a run directory or a Hugging Face directory; executes no code."""
+    """Load the tokenizer in a run directory or a Hugging Face directory, without executing code from it."""
     directory = Path(directory)
     for name, load in LOADERS.items():
         if (directory / name).is_file():
             return load(directory / name)
-    raise UserError(f"'{directory}' has no tokenizer: none of {', '.join(LOADERS)} is there{_hint(directory)}")
+    raise UserError(f"'{directory}' has no tokenizer: it holds none of {', '.join(LOADERS)}{_hint(directory)}")
 
 
 def find_tokenizer(directory: str | Path) -> Tokenizer | None:
-    """The tokenizer in a directory, or none if there is none."""
+    """Load the tokenizer in a directory; None if it has no tokenizer."""
     return load_tokenizer(directory) if any((Path(directory) / name).is_file() for name in LOADERS) else None
 
 
 def check_vocabulary(tokenizer: Tokenizer, vocab_size: int, where: str) -> None:
-    """Raise if the tokenizer has ids without an embedding; embeddings without an id are padding.
+    """Raise if the tokenizer has more ids than the model has embeddings; additional embeddings are padding.
 
     Args:
-        where: the name of the setting that holds the model's `vocab_size`.
+        where: how error messages name the setting that holds `vocab_size`.
     """
     if tokenizer.vocab_size > vocab_size:
         raise UserError(
@@ -59,16 +59,16 @@ MAKERS: dict[str, Callable[[RunConfig, Sequence[dict[str, str]]], Tokenizer]] = 
     "huggingface": lambda cfg, documents: load_huggingface(cfg.data.tokenizer.path),
     "directory": lambda cfg, documents: load_tokenizer(cfg.data.tokenizer.path),
 }
-# In order of preference: where there is a `tokenizer.json` beside a SentencePiece model, only it has the tokens added
-# later and the special ids around a text.
+# In order of preference: `tokenizer.json` comes before SentencePiece models, because only it has the added tokens and
+# the post-processor.
 LOADERS: dict[str, Callable[[Path], Tokenizer]] = {
     TOKENIZER_FILE: load_huggingface,
     SENTENCEPIECE_FILE: load_sentencepiece,
-    "spiece.model": load_sentencepiece,  # T5's name for it
+    "spiece.model": load_sentencepiece,  # the name of T5's SentencePiece file
     SOURCE_FILE: load_translation,
     BYTES_FILE: lambda path: Bytes(),
 }
-# Tokenizer files from which ids do not follow: they are assigned elsewhere.
+# Tokenizer files that do not determine the ids by themselves.
 UNREADABLE = ("sentencepiece.bpe.model", "vocab.json", "vocab.txt")
 
 
@@ -76,6 +76,4 @@ def _hint(directory: Path) -> str:
     unreadable = next((name for name in UNREADABLE if (directory / name).is_file()), None)
     if unreadable is None:
         return ""
-    return (
-        f"; {unreadable} alone does not make one: save the tokenizer with transformers, which writes {TOKENIZER_FILE}"
-    )
+    return f"; {unreadable} alone is not enough: save the tokenizer with transformers, which writes {TOKENIZER_FILE}"

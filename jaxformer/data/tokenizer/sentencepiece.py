@@ -1,7 +1,7 @@
-"""SentencePiece models (arXiv:1808.06226), trained by `training` or elsewhere.
+"""SentencePiece models (arXiv:1808.06226), trained by `training` or by other programs.
 
-A model trained here round-trips text exactly, including white space, except that U+2581, which SentencePiece uses to
-mark a space, decodes to a space.
+Models from `training` round-trip text exactly, including white space, with one exception: U+2581, which SentencePiece
+uses as the space marker, decodes to a space.
 """
 
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ SENTENCEPIECE_FILE = "tokenizer.model"
 
 
 class SentencePiece(Tokenizer):
-    """A SentencePiece model, trained here or elsewhere.
+    """A SentencePiece model.
 
-    Models from elsewhere may lack special ids. Without pad, unk takes its place (Llama 2); without bos, pad does,
-    as T5 starts decoding with it (arXiv:1910.10683)."""
+    If the model does not define pad, unk is used instead (Llama 2). If it does not define bos, pad is used instead, as
+    T5 starts decoding with pad (arXiv:1910.10683)."""
 
     def __init__(self, model: bytes):
         self._processor = sentencepiece.SentencePieceProcessor()
@@ -30,7 +30,9 @@ class SentencePiece(Tokenizer):
         self.bos_id = _first_defined(self._processor.bos_id(), self.pad_id)
         self.eos_id = self._processor.eos_id()
         if self.eos_id < 0:
-            raise UserError("the SentencePiece model has no eos id, which ends every document: train it with one")
+            raise UserError(
+                "the SentencePiece model has no eos id, which ends every document: train a model that has one"
+            )
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return self._processor.encode(list(texts))
@@ -43,7 +45,7 @@ class SentencePiece(Tokenizer):
 
 
 def load_sentencepiece(path: str | Path) -> SentencePiece:
-    """A SentencePiece `.model` file."""
+    """Load a SentencePiece `.model` file."""
     try:
         return SentencePiece(Path(path).read_bytes())
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Training of SentencePiece models (arXiv:1808.06226): the same model on every machine, and exact round trips."""
+"""Trains SentencePiece models (arXiv:1808.06226) deterministically, with exact round trips of text."""
 
 import io
 import re
@@ -14,16 +14,16 @@ from jaxformer.data.tokenizer.sentencepiece import SENTENCEPIECE_FILE, SentenceP
 from jaxformer.errors import UserError
 from jaxformer.rundir import write_file
 
-# The sums of the unigram trainer depend on the number of threads: a fixed number gives the same model on every machine.
+# The unigram trainer's float sums depend on the number of threads; a fixed number makes the model reproducible.
 TRAIN_THREADS = 8
-MAX_SENTENCE_CHARS = 2048  # longer lines are cut; SentencePiece would skip them
-# SentencePiece adds up the scores of a segmentation in float32. Sums of a hundred thousand multiples of 1/64 are exact,
-# so ties between two segmentations are broken the same way everywhere in a text, and in a converted `tokenizer.json`.
+MAX_SENTENCE_CHARS = 2048  # longer lines are split, since SentencePiece would skip them
+# Scores are rounded to multiples of 1/64. SentencePiece sums the scores of a segmentation in float32, where sums of
+# 100,000 such numbers are exact, so that ties are broken identically everywhere, also in a converted `tokenizer.json`.
 SCORE_STEPS = 64
 
 
 def train_tokenizer_file(paths: Sequence[str], vocab_size: int, algorithm: str, out: str | Path) -> Path:
-    """The SentencePiece `.model` file `out`, trained on text files."""
+    """Train on text files, write the SentencePiece model to the file `out` and return its path."""
     documents = open_source(TextSource(paths=tuple(paths)))
     cfg = SentencePieceTokenizer(algorithm=algorithm)
     tokenizer = train_sentencepiece([example["text"] for example in documents], vocab_size, cfg)
@@ -31,7 +31,7 @@ def train_tokenizer_file(paths: Sequence[str], vocab_size: int, algorithm: str, 
 
 
 def train_sentencepiece(texts: Sequence[str], vocab_size: int, cfg: SentencePieceTokenizer) -> SentencePiece:
-    """A model of exactly `vocab_size` pieces, the same on every machine."""
+    """Train a model of exactly `vocab_size` pieces; the result is the same on every machine."""
     sentences = list(select_sentences(texts, cfg.train_bytes))
     if not sentences:
         raise UserError(f"data.tokenizer.train_bytes={cfg.train_bytes} is too little text to train on: raise it")
@@ -43,7 +43,7 @@ def train_sentencepiece(texts: Sequence[str], vocab_size: int, cfg: SentencePiec
             vocab_size=vocab_size,
             model_type=cfg.algorithm,
             byte_fallback=cfg.byte_fallback,
-            # Without byte fallback, a rare character outside the vocabulary would be lost.
+            # Without byte fallback, characters outside the vocabulary would be lost.
             character_coverage=0.9995 if cfg.byte_fallback else 1.0,
             num_threads=TRAIN_THREADS,
             minloglevel=2,  # errors only
@@ -61,13 +61,13 @@ TEXT_OPTIONS = {
     "normalization_rule_name": "identity",
     "remove_extra_whitespaces": False,
     "add_dummy_prefix": False,
-    "allow_whitespace_only_pieces": True,  # an indentation becomes one piece
-    "user_defined_symbols": ["\n", "\t"],  # sentences are split at them, so training would not see them
-    "split_digits": True,  # one piece per digit, whatever the size of the number
+    "allow_whitespace_only_pieces": True,  # indentation can be a single piece
+    "user_defined_symbols": ["\n", "\t"],  # training text is split at these, so it never contains them
+    "split_digits": True,  # one piece per digit
     "max_sentence_length": 4 * MAX_SENTENCE_CHARS,  # in bytes
 }
-# By default, unigram starts from a million candidates and prunes a quarter at a time. From fewer candidates, halved
-# each time, 4 MB of code take 22 s of processor time instead of 39 s, and held-out code gets as few tokens.
+# By default, unigram training starts with a million candidates and prunes a quarter in each iteration. With fewer
+# candidates, halved in each iteration, 4 MB of code take 22 s of CPU time instead of 39 s, at the same compression.
 FAST_TRAINING = {"seed_sentencepiece_size": 50_000, "shrinking_factor": 0.5, "num_sub_iterations": 1}
 
 
@@ -79,7 +79,7 @@ def _round_scores(model: bytes) -> bytes:
 
 
 def select_sentences(texts: Sequence[str], max_bytes: int) -> Iterator[str]:
-    """Sentences spread evenly over all texts, at most `max_bytes` in total."""
+    """Yield sentences sampled evenly from all texts, at most `max_bytes` in total."""
     total = sum(len(sentence.encode()) for sentence in _sentences(texts))
     seen = kept = 0
     for sentence in _sentences(texts):
@@ -98,7 +98,7 @@ def _sentences(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _vocab_size_error(error: RuntimeError, vocab_size: int) -> Exception:
-    """An error of SentencePiece about the vocabulary size, in terms of the config; any other error unchanged."""
+    """Translate SentencePiece's errors about the vocabulary size into config terms; return other errors unchanged."""
     if too_high := re.search(r"Vocabulary size too high.*<= (\d+)", str(error)):
         return UserError(
             f"model.vocab_size={vocab_size} is more than the training text can fill: "

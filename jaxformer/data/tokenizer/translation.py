@@ -1,7 +1,7 @@
-"""Two SentencePiece models, one per language, over one numbered vocabulary: the tokenizers of OPUS-MT directories.
+"""OPUS-MT tokenizers: one SentencePiece model per language, with a shared vocabulary.
 
-Ids equal those of transformers' MarianTokenizer without sacremoses, with which it normalises punctuation first. For a
-model with several target languages, a text begins with the code of its language, such as `>>deu<<`.
+Ids equal those of transformers' MarianTokenizer if sacremoses is not installed; with sacremoses it also normalises
+punctuation. For models with several target languages, a source text starts with a language code such as `>>deu<<`.
 """
 
 import json
@@ -21,10 +21,10 @@ CODE = re.compile(r">>.*?<<")
 
 
 class Translation(Tokenizer):
-    """`encode` reads text in the target language, `encode_inputs` and `encode_source` in the source language.
+    """`encode` expects text in the target language, `encode_inputs` and `encode_source` in the source language.
 
     Args:
-        files: contents by name: the two models, the vocabulary, and those of `SIDE_FILES` that there are.
+        files: file contents by name: the two models, the vocabulary, and the `SIDE_FILES` that exist.
     """
 
     def __init__(self, files: Mapping[str, bytes]):
@@ -34,7 +34,7 @@ class Translation(Tokenizer):
         self._pieces = {id: piece for piece, id in self._ids.items()}
         self.vocab_size = max(self._pieces) + 1
         self.eos_id, self.pad_id = self._ids[EOS], self._ids[PAD]
-        self.bos_id = self.pad_id  # the decoder starts with padding
+        self.bos_id = self.pad_id  # Marian's decoder starts with pad
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return self._encode(self._target, texts)
@@ -61,7 +61,7 @@ class Translation(Tokenizer):
 
 
 def load_translation(path: str | Path) -> Translation:
-    """The tokenizer beside a `source.spm` file."""
+    """Load the tokenizer from the directory of a `source.spm` file."""
     directory = Path(path).parent
     missing = [name for name in (TARGET_FILE, VOCABULARY_FILE) if not (directory / name).is_file()]
     if missing:
@@ -83,7 +83,7 @@ def _vocabulary(content: bytes) -> dict[str, int]:
     try:
         ids = {str(piece): int(id) for piece, id in json.loads(content).items()}
     except (ValueError, AttributeError, TypeError):
-        raise UserError(f"{VOCABULARY_FILE} is not a table of pieces and ids: fetch it again") from None
+        raise UserError(f"{VOCABULARY_FILE} does not map pieces to ids: fetch it again") from None
     missing = [piece for piece in (EOS, UNKNOWN, PAD) if piece not in ids]
     if missing:
         raise UserError(f"{VOCABULARY_FILE} has no '{missing[0]}': it does not belong to {SOURCE_FILE}")

@@ -1,8 +1,8 @@
 """Scaled dot-product attention: one entry point, `attend`, and one file per kernel.
 
-A kernel says in words why it cannot serve a request, or why it is not worth choosing for it; `choose_kernel` picks
-the best one and keeps the reasons. The platform is an argument, because a program may be compiled for devices that
-are not attached.
+Each kernel can state why it does not support its inputs, or why another kernel is preferable. `choose_kernel` picks the
+best kernel and reports why others were skipped. The platform is an argument, because a program may be compiled for
+devices that are not attached.
 """
 
 from collections.abc import Callable
@@ -22,13 +22,13 @@ Reason = Callable[[AttentionInputs, str], str | None]
 class Kernel(NamedTuple):
     attend: Callable[[AttentionInputs], Float[Array, "B T N H"]]
     unsupported: Reason
-    """Why the kernel cannot serve these inputs on this platform; None if it can."""
+    """Why the kernel does not support these inputs on this platform; None if it does."""
     not_worthwhile: Reason
-    """Why another kernel should be preferred, although this one would be correct; None if it may be the best."""
+    """Why another kernel is preferable although this one is correct; None if there is no reason."""
 
 
 KERNELS: dict[str, Kernel] = {
-    # Best first: `auto` takes the first one that has no reason against it.
+    # In order of preference: `auto` takes the first kernel that states no reason against itself.
     "blocked": Kernel(blocked.attend, blocked.unsupported, blocked.not_worthwhile),
     "reference": Kernel(reference.attend, reference.unsupported, reference.not_worthwhile),
 }
@@ -38,18 +38,18 @@ KERNELS: dict[str, Kernel] = {
 class KernelChoice:
     kernel: str
     skipped: dict[str, str] = field(default_factory=dict)
-    """Why each kernel that would have been preferred was not chosen."""
+    """The preferred kernels that were not chosen, and why."""
 
 
 def attend(inputs: AttentionInputs, *, impl: str = "auto", platform: str) -> Float[Array, "B T N H"]:
-    """softmax(cap(scale * q k^T) + bias + mask) v, computed by the named kernel or by the best one."""
+    """softmax(cap(scale * q k^T) + bias + mask) v, computed by the kernel `impl`, or by the best one if `auto`."""
     name = choose_kernel(inputs, platform).kernel if impl == "auto" else _check_kernel(impl, inputs, platform)
     with jax.named_scope(f"attend_{name}"):
         return KERNELS[name].attend(inputs)
 
 
 def choose_kernel(inputs: AttentionInputs, platform: str) -> KernelChoice:
-    """The best kernel for these inputs, and why those before it were skipped."""
+    """The best kernel for these inputs, and why preferred kernels were skipped."""
     skipped: dict[str, str] = {}
     for name, kernel in KERNELS.items():
         reason = kernel.unsupported(inputs, platform) or kernel.not_worthwhile(inputs, platform)
@@ -57,14 +57,14 @@ def choose_kernel(inputs: AttentionInputs, platform: str) -> KernelChoice:
             return KernelChoice(name, skipped)
         skipped[name] = reason
     reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
-    raise UserError(f"attention: no kernel can serve this request on {platform}: {reasons}")
+    raise UserError(f"attention: no kernel supports these inputs on {platform}: {reasons}")
 
 
 def _check_kernel(name: str, inputs: AttentionInputs, platform: str) -> str:
-    """A kernel chosen by name is used or refused, never replaced."""
+    """Raise if the kernel is unknown or does not support the inputs: a kernel chosen by name is never replaced."""
     if name not in KERNELS:
         raise UserError(f"attention={name!r}: unknown kernel; there are: auto, {', '.join(sorted(KERNELS))}")
     reason = KERNELS[name].unsupported(inputs, platform)
     if reason is not None:
-        raise UserError(f"attention={name!r} cannot serve this request on {platform}: {reason}")
+        raise UserError(f"attention={name!r} does not support these inputs on {platform}: {reason}; use 'auto'")
     return name

@@ -1,7 +1,7 @@
-"""Attention in blocks of queries, with XLA's own matrix products instead of a hand-written kernel (arXiv:2205.14135).
+"""Attention in blocks of queries, written in XLA operations, after FlashAttention (arXiv:2205.14135).
 
-The same function as `reference` in less time and memory: keys that no query of a block may see are skipped, and the
-backward pass computes probabilities again from the log-sum-exps, so that none are kept.
+It computes the same function as `reference` in less time and memory: keys that no query of a block may see are skipped,
+and the backward pass recomputes probabilities from the saved log-sum-exps instead of storing them.
 """
 
 import jax
@@ -21,7 +21,8 @@ from jaxformer.ops.attention.logits import (
 from jaxformer.ops.elementwise import apply_softcap, dropout
 from jaxformer.ops.masks import Mask
 
-# Small blocks skip more of the masked half of a causal matrix; more blocks than this only make a larger program.
+# Smaller blocks skip more of the masked half of a causal matrix. The loop over blocks is unrolled, so a limit on their
+# number bounds the size of the program.
 MIN_BLOCK, MAX_BLOCKS = 64, 16
 
 
@@ -31,7 +32,7 @@ def unsupported(inputs: AttentionInputs, platform: str) -> str | None:
 
 def not_worthwhile(inputs: AttentionInputs, platform: str) -> str | None:
     if inputs.num_queries <= MIN_BLOCK:
-        return f"{inputs.num_queries} queries are a single block of {MIN_BLOCK}, which skips nothing"
+        return f"{inputs.num_queries} queries fit in a single block of {MIN_BLOCK}, so no keys can be skipped"
     return None
 
 
@@ -45,7 +46,7 @@ Residuals = tuple[AttentionInputs, Float[Array, "B T N H"], Float[Array, "B K G 
 
 
 def _forward(inputs: AttentionInputs) -> tuple[Float[Array, "B T N H"], Residuals]:
-    """The output, and what the backward pass needs: log-sum-exps instead of probabilities."""
+    """The output and the residuals for the backward pass, which hold log-sum-exps instead of probabilities."""
     mask, params = inputs.mask, inputs.params
     q_BKGTH = split_heads(inputs.q_BTNH * params.scale, inputs.num_kv_heads)
     outs, log_sums = [], []
@@ -61,7 +62,7 @@ def _forward(inputs: AttentionInputs) -> tuple[Float[Array, "B T N H"], Residual
         outs.append(einsum_f32("BKGTS,BKSH->BKGTH", p, v) / total)
         log_sums.append((peak + jnp.log(total))[..., 0])
     out_BTNH = merge_heads(jnp.concatenate(outs, axis=3)).astype(inputs.q_BTNH.dtype)
-    # Named for rematerialisation policies: with these two kept, the backward pass need not attend again.
+    # Named for rematerialisation policies: if these two are saved, the backward pass need not recompute attention.
     out_BTNH, log_sums_BKGT = checkpoint_name((out_BTNH, jnp.concatenate(log_sums, axis=3)), "attention")
     return out_BTNH, (inputs, out_BTNH, log_sums_BKGT)
 
@@ -99,9 +100,10 @@ def _block_gradients(
     ranges: tuple[Range, Range],
     saved: tuple[Float[Array, "B K G 1 T"], Float[Array, "B K G 1 T"]],
 ) -> tuple[Float[Array, "B K G S T"], Float[Array, "B K G S T"], object]:
-    """Probabilities after dropout and the gradient of the scaled products, both keys-first; the bias's gradient.
+    """Probabilities after dropout, the gradient of the scaled dot products, and the gradient of the bias.
 
-    Keys come before queries because two of the three products that follow then read both matrices contiguously.
+    The first two have keys before queries ([B, K, G, S, T]), because two of the three matrix products that follow then
+    read both operands contiguously.
     """
     (queries, keys), (log_sums, delta) = ranges, saved
     mask, softcap = inputs.mask, inputs.params.softcap
@@ -123,20 +125,20 @@ def _block_gradients(
 
 
 def block_ranges(mask: Mask, num_queries: int, num_keys: int) -> list[tuple[Range, Range]]:
-    """Ranges of queries, each with the range of keys that any of them may see."""
+    """Ranges of queries, each with the range of keys that any of these queries may see."""
     size = max(MIN_BLOCK, -(-num_queries // MAX_BLOCKS))
     blocks = [(start, min(start + size, num_queries)) for start in range(0, num_queries, size)]
-    # Offsets, prefixes and key indices are known only at run time: then no key can be ruled out.
+    # Offsets, prefixes and key indices are only known at run time, so no key can be skipped at compile time.
     if mask.q_offset is not None or mask.prefix is not None or mask.kv_index is not None:
         return [(queries, (0, num_keys)) for queries in blocks]
     window = num_keys + num_queries if mask.window is None else mask.window
     ahead = 0 if mask.causal else window - 1
-    # At least one key: a block of queries beyond every visible key must still give finite numbers.
+    # Every block has at least one key: queries without any visible key must still give finite values.
     return [((a, b), (max(0, min(a - window + 1, num_keys - 1)), min(b + ahead, num_keys))) for a, b in blocks]
 
 
 def _dropout_factors(inputs: AttentionInputs, block: int, shape: tuple[int, ...]) -> Array | None:
-    """What dropout multiplies the probabilities of a block with: the same in the forward and the backward pass."""
+    """The scaled dropout mask for the probabilities of a block, identical in the forward and the backward pass."""
     if inputs.dropout_key is None or inputs.params.dropout_rate == 0.0:
         return None
     key = jax.random.fold_in(inputs.dropout_key, block)

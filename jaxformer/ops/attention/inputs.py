@@ -1,4 +1,4 @@
-"""What every attention kernel receives: one value, so that a new option changes no signature."""
+"""The inputs of every attention kernel as one value, so that a new option changes no signature."""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ from jaxformer.ops.masks import Mask
 
 @dataclass(frozen=True)
 class AttentionParams:
-    """The constants of an attention layer, known when it is compiled."""
+    """Constants of an attention layer, static under jit."""
 
     scale: float
     softcap: float | None = None
@@ -23,7 +23,7 @@ class AttentionParams:
 class AttentionInputs:
     """N query heads share K key-value heads (arXiv:2305.13245).
 
-    Keys and values have heads before positions, as caches store them: matrix products then read them contiguously.
+    Keys and values have heads before positions, like the KV cache, so that matrix products read them contiguously.
     """
 
     q_BTNH: Float[Array, "B T N H"]
@@ -49,12 +49,12 @@ class AttentionInputs:
 
 
 def unsupported_shape(inputs: AttentionInputs) -> str | None:
-    """Why no kernel can compute this, from the shapes alone."""
+    """Why no kernel supports these shapes; None if they are valid."""
     q, k, v = inputs.q_BTNH.shape, inputs.k_BKSH.shape, inputs.v_BKSH.shape
     if k != v:
         return f"keys have shape {k} and values {v}"
     if q[0] != k[0] or q[3] != k[3]:
         return f"queries of shape {q} and keys of shape {k} differ in batch size or head dimension"
     if q[2] % k[1]:
-        return f"{q[2]} query heads do not divide into groups for {k[1]} key-value heads"
+        return f"{q[2]} query heads are not a multiple of {k[1]} key-value heads"
     return None

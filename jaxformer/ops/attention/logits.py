@@ -1,4 +1,4 @@
-"""What the kernels written in XLA operations share: bias and mask of a block of logits, and the layout of heads.
+"""Functions shared by the kernels written in XLA operations: bias and mask of a block of logits, layout of heads.
 
 A block is a range of queries and a range of keys, each as (start, stop).
 """
@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from jaxformer.ops.biases import Bias, bias_block
 from jaxformer.ops.masks import Mask, dense_mask
 
-# Finite, so that a query without any visible key averages all of them instead of giving NaN.
+# Finite, so that a query without any visible key averages all values instead of producing NaN.
 MASKED = -1e30
 
 Range = tuple[int, int]
@@ -50,7 +50,7 @@ def apply_mask(
 
 
 def split_heads(x_BTNH: Float[Array, "B T N H"], num_kv_heads: int) -> Float[Array, "B K G T H"]:
-    """Group query heads by key-value head and move heads before positions: products then need no transposes."""
+    """Group query heads by key-value head and move heads before positions, so that products need no transposes."""
     B, T, N, H = x_BTNH.shape
     return x_BTNH.reshape(B, T, num_kv_heads, N // num_kv_heads, H).transpose(0, 2, 3, 1, 4)
 

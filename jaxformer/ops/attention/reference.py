@@ -1,4 +1,4 @@
-"""The definition of attention, with the whole [T, S] matrix of logits in memory."""
+"""The reference implementation of attention, with the full [T, S] matrix of logits in memory."""
 
 import jax
 from jaxtyping import Array, Float
@@ -12,7 +12,7 @@ def attend(inputs: AttentionInputs) -> Float[Array, "B T N H"]:
     """softmax(cap(scale * q k^T) + bias + mask) v."""
     B, T, N, H = inputs.q_BTNH.shape
     K, S, params, mask = inputs.num_kv_heads, inputs.num_keys, inputs.params, inputs.mask
-    # Deliberately not `split_heads`: the product takes queries in the order in which the projection made them.
+    # Deliberately not `split_heads`: the product reads queries in the layout in which the projection wrote them.
     q_BTKGH = inputs.q_BTNH.reshape(B, T, K, N // K, H)
     logits_BKGTS = einsum_f32("BTKGH,BKSH->BKGTS", q_BTKGH, inputs.k_BKSH) * params.scale
     logits_BKGTS = apply_softcap(logits_BKGTS, params.softcap)
