@@ -3,6 +3,8 @@
 import math
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -15,6 +17,23 @@ from jaxformer.train.metrics import MetricWriter
 
 # Number of steps whose metrics may be in flight, so that reading metrics does not wait for the step just dispatched.
 LAG = 2
+# Shown until the first step is complete.
+COMPILING = "compiling the train step..."
+
+
+class PhaseTimer:
+    """Measures the wall time of each phase of a run; a phase may be entered many times."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
 class DivergedError(UserError):
@@ -96,7 +115,7 @@ class Bar:
     def __init__(self, console: Console, start: int, steps: int) -> None:
         self._console, self._steps, self._next_line = console, steps, start
         self._progress = Progress(
-            TextColumn("training"),
+            TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("loss {task.fields[loss]}  {task.fields[speed]} tokens/s  left"),
@@ -104,16 +123,18 @@ class Bar:
             console=console,
             disable=not console.is_terminal,
         )
-        self._task = self._progress.add_task("training", total=steps, completed=start, loss="-", speed="-")
+        self._task = self._progress.add_task(COMPILING, total=steps, completed=start, loss="-", speed="-")
 
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
         fields: dict[str, Any] = {"loss": f"{loss:.3f}", "speed": f"{tokens_per_second:,.0f}"}
-        self._progress.update(self._task, completed=step, **fields)
+        self._progress.update(self._task, description="training", completed=step, **fields)
         if not self._console.is_terminal and (step >= self._next_line or step == self._steps):
             self._console.print(f"step {step}/{self._steps}  loss {loss:.3f}  {tokens_per_second:,.0f} tokens/s")
             self._next_line = step + max(1, self._steps // 20)
 
     def __enter__(self) -> "Bar":
+        if not self._console.is_terminal:
+            self._console.print(COMPILING)
         self._progress.start()
         return self
 
