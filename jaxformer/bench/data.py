@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 
 from jaxformer.config import load_run_file
-from jaxformer.data import build_set, make_loader, make_tokenizer, open_source
+from jaxformer.data import build_set, make_loader, make_tokenizer, open_split
 from jaxformer.errors import UserError
 from jaxformer.objectives import make_objective
 
@@ -15,9 +15,9 @@ def bench_data(config_file: str | None, overrides: Sequence[str], repeats: int) 
         raise UserError("bench data measures the input pipeline of a config: add --config configs/quickstart.py")
     config = load_run_file(config_file, overrides)
     started = time.perf_counter()
-    tokenizer = make_tokenizer(config, open_source(config.data.train))
+    tokenizer = make_tokenizer(config, open_split(config.data, "train"))
     objective = make_objective(config, tokenizer)
-    packed = build_set(config.data, objective, tokenizer, config.data.train)
+    packed = build_set(config.data, objective, tokenizer, "train")
     built = time.perf_counter() - started
     loader, num_batches = make_loader(config, packed, objective), 200
     rates = []

@@ -8,7 +8,7 @@ from jaxformer.config.base import Config
 from jaxformer.config.objectives import Causal, Objective
 from jaxformer.typing import BatchLayout
 
-Paths = Annotated[tuple[str, ...], Field(min_length=1)]
+Paths = str | Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 # ---------------------------------------------------------------- sources
@@ -46,6 +46,16 @@ class TsvSource(Config):
     """Column of the source text, counted from 0."""
     targets: NonNegativeInt = 1
     """Column of the target text, counted from 0."""
+
+
+class ParallelSource(Config):
+    """Parallel text in two files, plain or compressed (.gz, .xz, .bz2): line i of both files is a pair."""
+
+    kind: Literal["parallel"] = "parallel"
+    inputs: Paths
+    """Files or glob patterns with the source texts, one text per line."""
+    targets: Paths
+    """Files or glob patterns with the target texts, as many and in the same order as those of `inputs`."""
 
 
 class ArrayRecordSource(Config):
@@ -100,10 +110,31 @@ class DatesSource(Config):
     """Approximate percentage of calendar days in the held-out split; must be the same for both splits."""
 
 
-Source = Annotated[
-    TextSource | JsonlSource | TsvSource | ArrayRecordSource | MemorySource | StdlibSource | DatesSource,
-    Field(discriminator="kind"),
-]
+AnySource = (
+    TextSource
+    | JsonlSource
+    | TsvSource
+    | ParallelSource
+    | ArrayRecordSource
+    | MemorySource
+    | StdlibSource
+    | DatesSource
+)
+Source = Annotated[AnySource, Field(discriminator="kind")]
+
+
+class HeldoutSplit(Config):
+    """A part of `data.train`, which is then not trained on.
+
+    A hash of each text, or of the source text of each pair, decides on which side it is. So an example stays on its
+    side when files are added, renamed or reordered, and equal texts are on the same side."""
+
+    kind: Literal["split"] = "split"
+    percent: Annotated[int, Field(ge=1, le=50)] = 5
+    """Approximate percentage of the examples of `data.train` to hold out."""
+
+
+Heldout = Annotated[AnySource | HeldoutSplit, Field(discriminator="kind")]
 
 
 # ---------------------------------------------------------------- tokenizers
@@ -154,8 +185,8 @@ class DataConfig(Config):
 
     train: Source
     """Source of the training examples."""
-    heldout: Source | None = None
-    """Source of the held-out examples used for evaluation. None: no evaluation."""
+    heldout: Heldout | None = None
+    """Held-out examples for evaluation: a source, or `split` for a part of `train`. None: no evaluation."""
     tokenizer: Tokenizer = SentencePieceTokenizer()
     """Tokenizer of all texts. With `train.start`, the default is replaced by the tokenizer of that directory."""
     objective: Objective = Causal()

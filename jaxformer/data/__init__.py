@@ -9,7 +9,12 @@ from jaxformer.data.prepared import (
     prepare as prepare,
 )
 from jaxformer.data.sets import PackedSet as PackedSet, Sets as Sets, build_set as build_set
-from jaxformer.data.sources import Documents as Documents, Example as Example, open_source as open_source
+from jaxformer.data.sources import (
+    Documents as Documents,
+    Example as Example,
+    open_source as open_source,
+    open_split as open_split,
+)
 from jaxformer.data.tokenizer import (
     Bytes as Bytes,
     HuggingFace as HuggingFace,

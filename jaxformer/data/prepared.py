@@ -14,6 +14,7 @@ import numpy as np
 from jaxformer.config import DataConfig
 from jaxformer.data.packing import Layout, Objective
 from jaxformer.data.sets import PackedSet, Sets, build_set, build_sets
+from jaxformer.data.sources import SplitName
 from jaxformer.data.sources.records import open_records, read_record, write_records
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
@@ -48,8 +49,8 @@ def prepare(cfg: DataConfig, objective: Objective, tokenizer: Tokenizer, directo
     (directory / META_FILE).unlink(missing_ok=True)
     tokenizer.save(directory)
     counts = {}
-    for name, source in _sources(cfg).items():
-        packed = build_set(cfg, objective, tokenizer, source)
+    for name in _set_names(cfg):
+        packed = build_set(cfg, objective, tokenizer, name)
         write_records(directory / f"{name}.array_record", _record_bytes(packed))
         counts[name] = {"rows": len(packed), "tokens": packed.num_tokens, "bytes": packed.num_bytes}
     write_json(directory / META_FILE, {"settings": _settings(cfg, tokenizer), "sets": counts})
@@ -61,7 +62,7 @@ def open_prepared(cfg: DataConfig, objective: Objective, tokenizer: Tokenizer, d
     directory = Path(directory)
     meta = _read_meta(directory)
     _check_settings(meta.get("settings", {}), _settings(cfg, tokenizer), directory)
-    sets = {name: _open_set(directory, name, meta["sets"][name], objective.layout) for name in _sources(cfg)}
+    sets = {name: _open_set(directory, name, meta["sets"][name], objective.layout) for name in _set_names(cfg)}
     return Sets(sets["train"], sets.get("heldout"))
 
 
@@ -75,11 +76,11 @@ def load_heldout(cfg: DataConfig, objective: Objective, tokenizer: Tokenizer, di
     """Open the prepared held-out set, or build it in memory without building the training set."""
     if (Path(directory) / META_FILE).is_file():
         return open_prepared(cfg, objective, tokenizer, directory).heldout
-    return build_set(cfg, objective, tokenizer, cfg.heldout)
+    return build_set(cfg, objective, tokenizer, "heldout")
 
 
-def _sources(cfg: DataConfig) -> dict[str, Any]:
-    return {"train": cfg.train} if cfg.heldout is None else {"train": cfg.train, "heldout": cfg.heldout}
+def _set_names(cfg: DataConfig) -> tuple[SplitName, ...]:
+    return ("train",) if cfg.heldout is None else ("train", "heldout")
 
 
 def _record_bytes(packed: PackedSet) -> Iterator[bytes]:

@@ -7,9 +7,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from jaxformer.config import DataConfig, Source
+from jaxformer.config import DataConfig
 from jaxformer.data.packing import Layout, Objective, Piece, StoredRows, fill_records, pack, split_records
-from jaxformer.data.sources import Documents, Example, open_source
+from jaxformer.data.sources import Documents, Example, SplitName, open_split
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
 
@@ -66,14 +66,14 @@ class Sets(NamedTuple):
 
 def build_sets(cfg: DataConfig, objective: Objective, tokenizer: Tokenizer) -> Sets:
     """Build the training and held-out sets of a run in memory."""
-    heldout = None if cfg.heldout is None else build_set(cfg, objective, tokenizer, cfg.heldout)
-    return Sets(build_set(cfg, objective, tokenizer, cfg.train), heldout)
+    heldout = None if cfg.heldout is None else build_set(cfg, objective, tokenizer, "heldout")
+    return Sets(build_set(cfg, objective, tokenizer, "train"), heldout)
 
 
-def build_set(cfg: DataConfig, objective: Objective, tokenizer: Tokenizer, source: Source) -> PackedSet:
-    """Tokenise and pack a source in memory."""
-    documents = open_source(source)
-    _check_fields(documents[0], objective, source)
+def build_set(cfg: DataConfig, objective: Objective, tokenizer: Tokenizer, split: SplitName) -> PackedSet:
+    """Tokenise and pack the training or the held-out examples in memory."""
+    documents = open_split(cfg, split)
+    _check_fields(documents[0], objective, split)
     pieces: list[Piece] = []
     num_bytes = num_dropped = 0
     for example, ids in _encode(documents, objective, tokenizer):
@@ -106,11 +106,11 @@ def _encode(
             yield example, {field: ids[field][i] for field in objective.fields}
 
 
-def _check_fields(example: Example, objective: Objective, source: Source) -> None:
+def _check_fields(example: Example, objective: Objective, split: SplitName) -> None:
     if any(field not in example for field in objective.fields):
         raise UserError(
-            f"data.objective.kind={objective.kind} needs examples with {' and '.join(objective.fields)}, but the "
-            f"{source.kind} source has {' and '.join(example)}: change the objective or the source"
+            f"data.objective.kind={objective.kind} needs examples with {' and '.join(objective.fields)}, but "
+            f"data.{split} has {' and '.join(example)}: change the objective or the source"
         )
 
 

@@ -7,7 +7,7 @@ import jax
 from jax.sharding import Mesh
 
 from jaxformer.config import RunConfig
-from jaxformer.data import Documents, Loader, PackedSet, open_source
+from jaxformer.data import Documents, Loader, PackedSet, open_split
 from jaxformer.layers import Transformer
 from jaxformer.objectives import OBJECTIVES
 from jaxformer.ops.losses import LossOptions, LossSums, auto_chunks
@@ -33,7 +33,7 @@ class HeldOut:
 
     def documents(self) -> Documents:
         """The examples before tokenisation."""
-        return open_source(self.config.data.heldout)
+        return open_split(self.config.data, "heldout")
 
     def losses(self, run: Run, max_batches: int | None = None) -> Iterator[LossSums]:
         """Yield the loss sums of each batch as device arrays: fetching each one right away would stall the devices."""

@@ -29,9 +29,13 @@ def evaluate(path: str | Path, overrides: Sequence[str] = (), *, weights: str | 
     config = apply_overrides(_read_config(directory), overrides)
     config.check_data()
     if config.data.heldout is None:
-        raise UserError('data.heldout is none: set it, for example data.heldout=\'{"kind":"text","paths":[...]}\'')
+        raise UserError(
+            'data.heldout is none: set it, for example data.heldout=\'{"kind":"text","paths":"heldout.txt"}\''
+        )
     mesh = make_mesh(config.mesh, jax.devices())
-    run = replace(load(directory, mesh=mesh if mesh.size > 1 else None), config=config)
+    run = load(directory, mesh=mesh if mesh.size > 1 else None)
+    # Metrics decode greedily, as during training: generation_config.json does not apply to them.
+    run = replace(run, config=config, generation=None)
     if run.tokenizer is None:
         raise UserError(
             f"'{directory}' has no tokenizer, which evaluation needs to encode text: add its files to the directory"

@@ -5,11 +5,13 @@ import tempfile
 from typing import Any
 
 from jaxformer.config import RunConfig
-from jaxformer.data import load_tokenizer, make_tokenizer, open_source, prepare
+from jaxformer.convert.generation import GENERATION_FILE, read_generation_fields
+from jaxformer.convert.hub import local_directory
+from jaxformer.data import load_tokenizer, make_tokenizer, open_split, prepare
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.objectives import make_objective
-from jaxformer.rundir import RunDir, existing_parent
+from jaxformer.rundir import RunDir, existing_parent, write_json
 
 # Config keys that may change when a run is resumed: how it runs and for how long, not what it computes.
 MAY_CHANGE = (
@@ -54,6 +56,15 @@ def write_run_files(config: RunConfig, tokenizer: Tokenizer) -> RunDir:
     return run_dir
 
 
+def copy_generation_defaults(config: RunConfig) -> None:
+    """Copy generation_config.json from the directory that training starts from, if it has one."""
+    if config.train.start is None:
+        return
+    fields = read_generation_fields(local_directory(config.train.start.path))
+    if fields is not None:
+        write_json(RunDir(config.workdir).path / GENERATION_FILE, fields)
+
+
 def prepare_run(config: RunConfig) -> str:
     """Tokenise and pack the data of a run into its directory; training then reads it from there."""
     config.check_data()
@@ -69,7 +80,7 @@ def prepare_run(config: RunConfig) -> str:
 
 def find_or_make_tokenizer(config: RunConfig, resumes: bool) -> Tokenizer:
     """The tokenizer in the workdir if the run resumes, else the one that the config specifies."""
-    return load_tokenizer(config.workdir) if resumes else make_tokenizer(config, open_source(config.data.train))
+    return load_tokenizer(config.workdir) if resumes else make_tokenizer(config, open_split(config.data, "train"))
 
 
 def _differences(old: Any, new: Any, key: str = "") -> list[tuple[str, Any, Any]]:

@@ -53,7 +53,7 @@ def data_arguments(cfg, tokenizer=None):
 
 
 def build(cfg):
-    return build_set(*data_arguments(cfg), cfg.data.train)
+    return build_set(*data_arguments(cfg), "train")
 
 
 def loader_of(cfg, rows, **options):
@@ -111,7 +111,7 @@ def test_rows_by_index(cfg):
 
 def test_objective_and_source_must_agree(make_config):
     cfg = make_config(train=MemorySource(pairs=(("a", "b"),)))
-    with pytest.raises(UserError, match="kind=causal needs examples with text, but the memory source has inputs and"):
+    with pytest.raises(UserError, match=r"kind=causal needs examples with text, but data\.train has inputs and"):
         build(cfg)
 
 
@@ -264,11 +264,8 @@ def test_random_numbers_of_a_row_are_pinned():
 # ---------------------------------------------------------------- prepared sets
 def test_prepared_batches_equal_batches_from_memory(pairs, tmp_path):
     prepared = prepare(*data_arguments(pairs), tmp_path)
-    for train, rows, source in (
-        (True, prepared.train, pairs.data.train),
-        (False, prepared.heldout, pairs.data.heldout),
-    ):
-        memory = build_set(*data_arguments(pairs), source)
+    for train, rows, split in ((True, prepared.train, "train"), (False, prepared.heldout, "heldout")):
+        memory = build_set(*data_arguments(pairs), split)
         assert (rows.num_tokens, rows.num_bytes) == (memory.num_tokens, memory.num_bytes)
         loaders = [loader_of(pairs, packed, train=train) for packed in (rows, memory)]
         assert_same(loaders[0].iterate(0, 9), loaders[1].iterate(0, 9))

@@ -71,7 +71,7 @@ def config(request) -> RunConfig:
 
 def test_batches_have_the_declared_layout(config):
     objective = make_objective(config, BYTES)
-    packed = build_set(config.data, objective, BYTES, config.data.train)
+    packed = build_set(config.data, objective, BYTES, "train")
     batch = make_loader(config, packed, objective).batch(0)
     expected = abstract_batch(config.data.batch_layout, config.data.batch_size)
     assert jax.tree.structure(batch) == jax.tree.structure(expected)
@@ -81,7 +81,7 @@ def test_batches_have_the_declared_layout(config):
 
 def test_empty_rows_have_no_targets(config):
     objective = make_objective(config, BYTES)
-    packed = build_set(config.data, objective, BYTES, config.data.train)
+    packed = build_set(config.data, objective, BYTES, "train")
     batch = objective.batch(packed.rows([0], size=3), lambda row: np.random.RandomState(row))
     assert batch.weights[0].any()
     assert not batch.weights[1:].any()
@@ -141,7 +141,7 @@ class SpanCorruption(Objective):
 def span_loader():
     config = config_for("causal")
     objective = SpanCorruption(config.data, SpecialTokens(BYTES.bos_id, BYTES.bos_id, (BYTES.eos_id,)))
-    packed = build_set(config.data, objective, BYTES, config.data.train)
+    packed = build_set(config.data, objective, BYTES, "train")
     return make_loader(config, packed, objective)
 
 

@@ -4,9 +4,9 @@ An example is `{"text": ...}` or `{"inputs": ..., "targets": ...}`; all examples
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
-from jaxformer.config import Source
+from jaxformer.config import DataConfig, HeldoutSplit, Source
 from jaxformer.data.sources.dates import Dates
 from jaxformer.data.sources.files import (
     Documents as Documents,
@@ -17,13 +17,17 @@ from jaxformer.data.sources.files import (
     open_text,
     open_tsv,
 )
+from jaxformer.data.sources.parallel import open_parallel
+from jaxformer.data.sources.split import split_documents
 from jaxformer.data.sources.stdlib import open_stdlib
 from jaxformer.errors import UserError
 
+SplitName = Literal["train", "heldout"]
 OPENERS: dict[str, Callable[[Any], Documents]] = {
     "text": open_text,
     "jsonl": open_jsonl,
     "tsv": open_tsv,
+    "parallel": open_parallel,
     "array_record": RecordDocuments,
     "memory": open_memory,
     "stdlib": open_stdlib,
@@ -37,3 +41,10 @@ def open_source(config: Source) -> Documents:
     if not len(documents):
         raise UserError(f"the {config.kind} source holds no documents with text: add some text")
     return documents
+
+
+def open_split(cfg: DataConfig, split: SplitName) -> Documents:
+    """Open the training or the held-out examples of a run; with a held-out split, both come from `data.train`."""
+    if isinstance(cfg.heldout, HeldoutSplit):
+        return split_documents(open_source(cfg.train), cfg.heldout.percent, heldout=split == "heldout")
+    return open_source(cfg.train if split == "train" else cfg.heldout)

@@ -12,7 +12,7 @@ from functools import cache
 from typing import NamedTuple
 
 from jaxformer.config import DatesSource
-from jaxformer.data.sources.stdlib import is_heldout
+from jaxformer.data.sources.split import is_heldout
 
 FIRST_DAY = datetime.date(1900, 1, 1)
 LAST_DAY = datetime.date(2099, 12, 31)

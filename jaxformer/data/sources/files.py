@@ -14,7 +14,7 @@ from typing import Any
 
 from jaxformer.config import ArrayRecordSource, JsonlSource, MemorySource, TextSource, TsvSource
 from jaxformer.data.sources.records import open_records, read_record
-from jaxformer.data.sources.textfiles import matched_files, numbered_lines, read_text
+from jaxformer.data.sources.textfiles import numbered_lines, read_text, unique_files
 from jaxformer.errors import UserError
 
 Example = dict[str, str]
@@ -23,7 +23,7 @@ Documents = Sequence[Example]
 
 # ---------------------------------------------------------------- text
 def open_text(cfg: TextSource) -> Documents:
-    return [{"text": text} for path in matched_files(cfg.paths) for text in _texts(path, cfg.document)]
+    return [{"text": text} for path in unique_files(cfg.paths) for text in _texts(path, cfg.document)]
 
 
 def _texts(path: Path, document: str) -> list[str]:
@@ -47,7 +47,7 @@ SPLITTERS: dict[str, Callable[[str], list[str]]] = {
 # ---------------------------------------------------------------- JSON records
 def open_jsonl(cfg: JsonlSource) -> Documents:
     examples: list[Example] = []
-    for path in matched_files(cfg.paths):
+    for path in unique_files(cfg.paths):
         before = len(examples)
         for number, line in numbered_lines(path):
             example = _json_example(line, cfg, f"{path}:{number}")
@@ -62,7 +62,7 @@ class RecordDocuments(Sequence[Example]):
 
     def __init__(self, cfg: ArrayRecordSource):
         self._cfg = cfg
-        self._paths = matched_files(cfg.paths)
+        self._paths = unique_files(cfg.paths)
         self._files = [open_records(path) for path in self._paths]
         self._ends = list(accumulate(len(file) for file in self._files))
 
@@ -122,7 +122,7 @@ def _check_same_kind(example: Example, first: Example, where: str) -> None:
 # ---------------------------------------------------------------- pairs and memory
 def open_tsv(cfg: TsvSource) -> Documents:
     examples: list[Example] = []
-    for path in matched_files(cfg.paths):
+    for path in unique_files(cfg.paths):
         before = len(examples)
         examples += (_tsv_example(line, cfg, f"{path}:{number}") for number, line in numbered_lines(path))
         _check_not_empty(path, len(examples) - before)

@@ -1,12 +1,12 @@
 """The source files of the Python standard library: 11 MB of real text that needs no download."""
 
-import hashlib
 import os
 import sysconfig
 import tokenize
 from pathlib import Path
 
 from jaxformer.config import StdlibSource
+from jaxformer.data.sources.split import is_heldout
 from jaxformer.errors import UserError
 
 # Tests would be half of the corpus and are repetitive; installed packages and caches are not part of the library.
@@ -25,11 +25,6 @@ def open_stdlib(cfg: StdlibSource) -> list[dict[str, str]]:
             f"the stdlib source found no Python source under {root}: use a Python installation with .py files"
         )
     return documents
-
-
-def is_heldout(name: str, percent: int) -> bool:
-    """Whether a file or day of a built-in corpus is held out; depends only on its name."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) % 100 < percent
 
 
 def split_files(root: Path, cfg: StdlibSource) -> list[str]:

@@ -17,9 +17,15 @@ DECOMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def matched_files(patterns: Iterable[str]) -> list[Path]:
-    """Return the files that match the patterns, sorted within each pattern, without duplicates."""
-    return list(dict.fromkeys(path for pattern in patterns for path in _matches(pattern)))
+def matched_files(patterns: str | Iterable[str]) -> list[Path]:
+    """Return the files that match one or more patterns, sorted within each pattern."""
+    patterns = (patterns,) if isinstance(patterns, str) else patterns
+    return [path for pattern in patterns for path in _matches(pattern)]
+
+
+def unique_files(patterns: str | Iterable[str]) -> list[Path]:
+    """Return the files that match one or more patterns, each only once."""
+    return list(dict.fromkeys(matched_files(patterns)))
 
 
 def read_text(path: Path) -> str:
@@ -36,10 +42,16 @@ def read_text(path: Path) -> str:
     return text.removeprefix("\ufeff").replace("\r\n", "\n")
 
 
+def read_lines(path: Path) -> list[str]:
+    """Read the lines of a file; a line break at its end does not begin another line."""
+    # str.splitlines would also split at form feeds and U+2028.
+    text = read_text(path)
+    return text.removesuffix("\n").split("\n") if text else []
+
+
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the non-blank lines of a file with their line numbers, which start at 1."""
-    # str.splitlines would also split at form feeds and U+2028.
-    for number, line in enumerate(read_text(path).split("\n"), start=1):
+    for number, line in enumerate(read_lines(path), start=1):
         if line.strip():
             yield number, line
 
