@@ -26,13 +26,18 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 
 # ---------------------------------------------------------------- positions
 class Sinusoidal(Config):
-    """Sinusoidal position embeddings, added to the token embeddings (arXiv:1706.03762, section 3.5)."""
+    """Sinusoidal position embeddings, added to the token embeddings (arXiv:1706.03762, section 3.5).
+
+    The defaults are those of the paper. Marian has `layout=halves`; tensor2tensor, OpenNMT-tf and fairseq also have
+    `endpoint=true`, with `offset` 0, 1 and the padding id plus 1."""
 
     kind: Literal["sinusoidal"] = "sinusoidal"
     layout: Literal["interleaved", "halves"] = "interleaved"
     """Order of channels. interleaved: sines and cosines alternate, as in the paper; halves: sines, then cosines."""
+    endpoint: bool = False
+    """Use frequencies 10000^(-i/(D/2-1)), of which the last is 1/10000. False: 10000^(-i/(D/2)), as in the paper."""
     offset: NonNegativeInt = 0
-    """Added to every position."""
+    """Added to every position; positions are counted from 0."""
     max_length: PositiveInt | None = None
     """Maximum sequence length in tokens. None: no limit."""
 
@@ -86,8 +91,7 @@ class BandScaling(Config):
 
 
 class YarnScaling(Config):
-    """YaRN: divide low frequencies by `factor`, keep high ones, interpolate the others, and rescale the logits
-    (arXiv:2309.00071)."""
+    """YaRN: divide low frequencies by `factor`, keep high ones, and rescale the logits (arXiv:2309.00071)."""
 
     kind: Literal["yarn"] = "yarn"
     factor: PositiveFloat

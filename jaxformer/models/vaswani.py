@@ -16,6 +16,8 @@ from jaxformer.config import (
 )
 from jaxformer.models.presets import Preset, ZooRow
 
+_POSITION = Sinusoidal()
+
 
 def vaswani(
     *,
@@ -24,6 +26,7 @@ def vaswani(
     num_heads: int,
     mlp_dim: int,
     vocab_size: int = 37_000,
+    position: Sinusoidal = _POSITION,
     dropout: float = 0.1,
 ) -> ModelConfig:
     """Post-norm, sinusoidal positions, ReLU, one embedding table for source, target and output."""
@@ -40,7 +43,7 @@ def vaswani(
     return ModelConfig(
         vocab_size=vocab_size,
         embed_dim=embed_dim,
-        embedding=EmbeddingConfig(position=Sinusoidal(), scale=True, dropout=dropout),
+        embedding=EmbeddingConfig(position=position, scale=True, dropout=dropout),
         encoder=StackConfig(num_layers=num_layers, pattern=(encoder,)),
         decoder=StackConfig(num_layers=num_layers, pattern=(decoder,)),
         head=HeadConfig(tied=True),

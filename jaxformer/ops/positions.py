@@ -12,8 +12,10 @@ from jaxformer.config import BandScaling, DynamicNtkScaling, LinearScaling, Rope
 
 
 def sinusoidal(positions: Int[Array, "B T"], dim: int, spec: Sinusoidal) -> Float[Array, "B T D"]:
-    """sin and cos of position * 10000^(-2i/D) (arXiv:1706.03762, section 3.5), in the layout that the spec names."""
-    frequencies = 10_000.0 ** (-jnp.arange(0, dim, 2, dtype=jnp.float32) / dim)
+    """sin and cos of position * 10000^(-2i/D) (arXiv:1706.03762, section 3.5), or of the variants of `Sinusoidal`."""
+    count = dim // 2
+    intervals = max(count - 1, 1) if spec.endpoint else count
+    frequencies = 10_000.0 ** (-jnp.arange(count, dtype=jnp.float32) / intervals)
     angles = (positions + spec.offset)[..., None].astype(jnp.float32) * frequencies
     if spec.layout == "halves":
         return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)

@@ -152,6 +152,14 @@ def test_error_of_presets_without_a_format_names_the_field(name):
         assert reasons["marian"] == "its embedding.position.layout would be 'halves', not 'interleaved'"
 
 
+def test_sinusoids_of_another_toolkit_cannot_be_exported_as_marian():
+    model = preset("marian-opus-en-de")
+    position = model.embedding.position.model_copy(update={"endpoint": True})
+    model = model.model_copy(update={"embedding": model.embedding.model_copy(update={"position": position})})
+    with pytest.raises(UserError, match=r"marian: its embedding\.position\.endpoint would be False, not True"):
+        find_format(model, "marian")
+
+
 def test_find_format_by_model_type():
     assert find_format(preset("smollm2-135m"), "llama")[0].model_type == "llama"
     with pytest.raises(UserError, match=r"unknown Hugging Face format 'lama'; supported: gpt2, llama, "):

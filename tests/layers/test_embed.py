@@ -75,7 +75,7 @@ def test_learned_positions_with_an_offset_match_bart():
 
 def test_sinusoids_are_added_in_their_layout():
     table, tokens = normal(V, D), tokens_from_ids(jnp.array(IDS))
-    for spec in (Sinusoidal(layout="halves", offset=2), Sinusoidal()):
+    for spec in (Sinusoidal(layout="halves", endpoint=True, offset=2), Sinusoidal()):
         ours = _embedded(EmbeddingConfig(position=spec), {"tokens": table}, tokens)
         np.testing.assert_allclose(ours, table[IDS] + sinusoidal(tokens.positions, D, spec), atol=1e-5)
 

@@ -38,6 +38,48 @@ def test_sinusoids_in_halves_match_marian(offset):
     np.testing.assert_allclose(sinusoidal(jnp.array(positions), dim, spec), table[positions + offset], atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("spec", "first"),
+    [
+        (Sinusoidal(layout="halves", endpoint=True), 0),  # tensor2tensor: layers/common_attention.py
+        (Sinusoidal(layout="halves", endpoint=True, offset=1), 1),  # OpenNMT-tf: layers/position.py
+        (Sinusoidal(layout="halves", endpoint=True, offset=2), 2),  # fairseq with its usual padding id of 1
+    ],
+    ids=["tensor2tensor", "OpenNMT-tf", "fairseq"],
+)
+@pytest.mark.parametrize("dim", [2, 4, 10])
+def test_sinusoids_with_an_endpoint_match_the_formulas_of_translation_toolkits(spec, first, dim):
+    """Timescales are a geometric sequence from 1 to 10000 with D/2 members; all sines precede all cosines."""
+    positions = np.array([[0, 1, 2, 61], [7, 0, 0, 3]])
+    expected = np.zeros((2, 4, dim))
+    timescales = np.geomspace(1.0, 10_000.0, dim // 2)
+    for (b, t), position in np.ndenumerate(positions):
+        for i, timescale in enumerate(timescales):
+            expected[b, t, i] = np.sin((first + position) / timescale)
+            expected[b, t, i + dim // 2] = np.cos((first + position) / timescale)
+    np.testing.assert_allclose(sinusoidal(jnp.array(positions), dim, spec), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("padding_id", [0, 1, 5])
+def test_sinusoids_with_an_endpoint_match_m2m100(padding_id):
+    """M2M100 was trained with fairseq: the first position is the padding id plus 1."""
+    import torch
+    from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositionalEmbedding
+
+    length, dim = 60, 10
+    theirs = M2M100SinusoidalPositionalEmbedding(64, dim, padding_id)(torch.full((1, length), padding_id + 1))
+    spec = Sinusoidal(layout="halves", endpoint=True, offset=padding_id + 1)
+    np.testing.assert_allclose(sinusoidal(_count(length), dim, spec), theirs.numpy(), atol=1e-5)
+
+
+def test_sinusoids_in_halves_match_pegasus():
+    from transformers.models.pegasus.modeling_pegasus import PegasusSinusoidalPositionalEmbedding
+
+    theirs = PegasusSinusoidalPositionalEmbedding(60, 10).create_weight().numpy()
+    ours = sinusoidal(_count(60), 10, Sinusoidal(layout="halves"))
+    np.testing.assert_allclose(ours[0], theirs, atol=1e-5)
+
+
 def test_layouts_hold_the_same_values_and_an_offset_shifts_positions():
     positions, dim = np.array([[0, 1, 5, 30]]), 10
     interleaved, halves = (sinusoidal(positions, dim, Sinusoidal(layout=name)) for name in ("interleaved", "halves"))
