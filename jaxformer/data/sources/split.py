@@ -37,10 +37,10 @@ def split_documents(documents: Sequence[Example], percent: int, *, heldout: bool
         # The first field is the text, or the source text of a pair: the same source text is never on both sides.
         sides[is_heldout(str(next(iter(documents[index].values()))), percent)].append(index)
     if not sides[True] or not sides[False]:
+        count = f"{len(documents):,} example{'s' * (len(documents) != 1)}"
         side = "held out" if not sides[True] else "left to train on"
         raise UserError(
-            f"data.heldout.percent={percent}: data.train has {len(documents):,} example{'s' * (len(documents) != 1)}, of "
-            f"which none is {side}: use more data, change the percentage, split texts with data.train.document=paragraph or "
-            "line, or name another source in data.heldout"
+            f"data.heldout.percent={percent}: data.train has {count}, of which none is {side}: use more data, change "
+            "the percentage, split texts with data.train.document=paragraph or line, or name a source in data.heldout"
         )
     return Subset(documents, sides[heldout])
