@@ -96,16 +96,14 @@ def plot_losses(steps: Sequence[int], losses: Sequence[float], width: int = 60, 
     """Draw a loss curve with braille characters, which have 2 x 4 dots each; returns the lines of text."""
     columns, rows = 2 * width, 4 * height
     curve = np.interp(np.linspace(steps[0], steps[-1], columns), steps, losses)
-    low, high = float(curve.min()), float(curve.max())
+    low, high = min(losses), max(losses)
     scale = (rows - 1) / (high - low) if high > low else 0.0
     cells = np.zeros((height, width), int)
-    previous = None
-    for column, value in enumerate(curve):
-        row = round((high - value) * scale)
-        # A steep curve skips rows between two columns; filling them keeps the line connected.
-        for dot in range(min(row, row if previous is None else previous), max(row, previous or row) + 1):
-            cells[dot // 4, column // 2] |= BRAILLE_DOTS[dot % 4][column % 2]
-        previous = row
+    dots = np.rint((high - curve) * scale).astype(int)
+    # A steep curve skips rows between two columns; filling them keeps the line connected.
+    for column, (dot, previous) in enumerate(zip(dots, [dots[0], *dots], strict=False)):
+        for row in range(min(dot, previous), max(dot, previous) + 1):
+            cells[row // 4, column // 2] |= BRAILLE_DOTS[row % 4][column % 2]
     labels = {0: f"{high:.2f}", height - 1: f"{low:.2f}"}
     lines = [f"{labels.get(i, ''):>8} " + "".join(chr(0x2800 + cell) for cell in row) for i, row in enumerate(cells)]
     first, last = f"step {steps[0]}", f"step {steps[-1]}"

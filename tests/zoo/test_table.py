@@ -1,4 +1,4 @@
-"""The zoo table is complete, its parity is within bounds, and the README has the current table."""
+"""The zoo table is complete, its parity is within bounds, and jaxformer/README.md has the current table."""
 
 import re
 from collections import Counter
@@ -11,13 +11,13 @@ from jaxformer.convert import FORMATS, SAMPLES
 from jaxformer.models import FAMILIES, PRESETS
 from jaxformer.zoo import table
 
-README = Path(__file__).parents[2] / "README.md"
-UPDATE = "run `jaxformer zoo --measure --markdown` and put its output between the zoo comments in README.md"
+README = Path(__file__).parents[2] / "jaxformer" / "README.md"
+UPDATE = "run `jaxformer zoo --measure --markdown` and put its output between the zoo comments in jaxformer/README.md"
 
 
 def test_the_readme_has_the_current_table():
     shown = re.search(r"<!-- zoo -->\n(.*)\n<!-- /zoo -->", README.read_text(encoding="utf-8"), re.DOTALL)
-    assert shown is not None, "README.md lacks the comments <!-- zoo --> and <!-- /zoo -->"
+    assert shown is not None, "jaxformer/README.md lacks the comments <!-- zoo --> and <!-- /zoo -->"
     assert shown[1] == table.markdown(), UPDATE
 
 
