@@ -24,7 +24,7 @@ from jaxformer.train.program import train_program
 
 def _config(checkpoint: CheckpointConfig | None = None, **optim) -> RunConfig:
     return RunConfig(
-        model=gpt2(num_layers=2, embed_dim=16, num_heads=2, vocab_size=264, max_length=32),
+        model=gpt2(num_layers=2, embed_dim=16, num_heads=2, vocab_size=264, context_length=32),
         data=DataConfig(train=MemorySource(documents=("x",)), tokenizer=ByteTokenizer(), length=16),
         optim=OptimConfig(**optim),
         checkpoint=checkpoint or CheckpointConfig(),

@@ -29,7 +29,7 @@ from jaxformer.typing import Batch, Tokens
 def default_config() -> RunConfig:
     """A GPT-2-like model with 6 layers, width 384, 6 heads and vocabulary 8192, and batches of 8 x 256 tokens."""
     return RunConfig(
-        model=gpt2(num_layers=6, embed_dim=384, num_heads=6, vocab_size=8192, max_length=256),
+        model=gpt2(num_layers=6, embed_dim=384, num_heads=6, vocab_size=8192, context_length=256),
         data=DataConfig(train=MemorySource(documents=("unused",)), tokenizer=ByteTokenizer(), length=256, batch_size=8),
         optim=OptimConfig(learning_rate=1e-3, schedule={"kind": "constant"}, weight_decay=0.1, clip_norm=None),
         train=TrainConfig(dtype="float32"),

@@ -28,11 +28,13 @@ def load_run_file(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     try:
         with _local_imports(path.resolve().parent):
             function = runpy.run_path(str(path)).get("config")
-            if function is None:
-                raise UserError(f"config file '{path}' has no function config(): define one that returns a RunConfig")
-            config = function()
+            config = None if function is None else function()
     except ValidationError as error:
         raise UserError("\n".join(f"{path}: {line}" for line in explained(error))) from None
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    if function is None:
+        raise UserError(f"config file '{path}' has no function config(): define one that returns a RunConfig")
     if not isinstance(config, RunConfig):
         raise UserError(f"config file '{path}': config() returned {type(config).__name__}, expected RunConfig")
     config = apply_overrides(config, overrides)

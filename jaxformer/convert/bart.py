@@ -80,7 +80,7 @@ def _read_marian(fields: Fields, files: ModelFiles) -> ModelConfig:
     fields.require("decoder_vocab_size", shared["vocab_size"])
     return marian(
         **shared,
-        max_length=fields.take("max_position_embeddings", 1024),
+        context_length=fields.take("max_position_embeddings", 1024),
         activation=fields.activation("activation_function", "gelu"),
         special=fields.special_ids(shared["vocab_size"], eos=0, pad=58_100, decoder_start=58_100),
     )

@@ -201,13 +201,13 @@ def _set_row(shard: jax.Array, row: jax.Array, index: tuple[int, ...]) -> jax.Ar
 def _read_model(format: Format, fields: Fields, files: ModelFiles) -> ModelConfig:
     try:
         model = format.read(fields, files)
-    except UserError:
-        raise
     except ValidationError as error:
         raise UserError(
             f"{fields.where}: the fields do not form a valid model: {'; '.join(explained(error))}"
         ) from None
     except (ValueError, TypeError, ArithmeticError) as error:
+        if str(error).startswith(fields.where):  # from `Fields`, which names the file and the field
+            raise
         raise UserError(f"{fields.where}: the fields do not form a valid model: {error}") from None
     fields.finish()
     return model

@@ -45,7 +45,7 @@ def _read(fields: Fields, files: ModelFiles) -> ModelConfig:
         num_heads=fields.take("n_head", 12),
         mlp_dim=fields.take("n_inner", 4 * embed_dim),
         vocab_size=vocab_size,
-        max_length=fields.take("n_positions", 1024),
+        context_length=fields.take("n_positions", 1024),
         activation=fields.activation("activation_function", "gelu_new"),
         eps=fields.take("layer_norm_epsilon", 1e-5),
         tied=fields.take("tie_word_embeddings", True),

@@ -19,6 +19,7 @@ from jaxformer.config import (
     SpecialIds,
     StackConfig,
 )
+from jaxformer.models.builders import attention_sizes, builder
 from jaxformer.models.presets import Preset, ZooRow
 
 # The first two rows of the published tables are unused: positions count from 2.
@@ -26,6 +27,7 @@ _POSITION = Learned(max_length=1024, offset=2)
 _SPECIAL = SpecialIds(bos=0, eos=(2,), pad=1, decoder_start=2)
 
 
+@builder()
 def bart(
     *,
     num_layers: int,
@@ -33,10 +35,13 @@ def bart(
     num_heads: int,
     mlp_dim: int,
     vocab_size: int = 50_265,
+    num_kv_heads: int | None = None,
+    head_dim: int | None = None,
     num_decoder_layers: int | None = None,
     num_decoder_heads: int | None = None,
     decoder_mlp_dim: int | None = None,
     position: Learned | Sinusoidal = _POSITION,
+    context_length: int | None = None,
     scale_embedding: bool = False,
     embedding_norm: bool = True,
     activation: Activation = "gelu",
@@ -45,22 +50,26 @@ def bart(
     dropout: float = 0.1,
     attention_dropout: float = 0.1,
 ) -> ModelConfig:
-    """Post-norm, learned positions, exact GELU, biases everywhere, normalised embeddings.
+    """Post-norm, learned positions, exact GELU, biases everywhere, normalised embeddings."""
 
-    Args:
-      num_decoder_layers, num_decoder_heads, decoder_mlp_dim: default to those of the encoder.
-    """
+    def attention(heads: int) -> AttentionConfig:
+        sizes = attention_sizes(embed_dim, heads, num_kv_heads, head_dim)
+        return AttentionConfig(**sizes, bias=True, output_bias=True, dropout=attention_dropout)
+
     norm = NormConfig(kind="layer", eps=1e-5)
-    attention = _attention(embed_dim, num_heads, attention_dropout)
-    decoder_attention = _attention(embed_dim, num_decoder_heads or num_heads, attention_dropout)
     shared = {"norm": norm, "placement": "post", "dropout": dropout}
-    encoder = BlockConfig(attention=attention, mlp=MlpConfig(dim=mlp_dim, activation=activation, bias=True), **shared)
+    encoder = BlockConfig(
+        attention=attention(num_heads), mlp=MlpConfig(dim=mlp_dim, activation=activation, bias=True), **shared
+    )
+    cross = attention(num_decoder_heads or num_heads)
     decoder = BlockConfig(
-        attention=decoder_attention.model_copy(update={"causal": True}),
-        cross_attention=decoder_attention,
+        attention=cross.model_copy(update={"causal": True}),
+        cross_attention=cross,
         mlp=MlpConfig(dim=decoder_mlp_dim or mlp_dim, activation=activation, bias=True),
         **shared,
     )
+    if context_length is not None:
+        position = position.replace(max_length=context_length)
     return ModelConfig(
         vocab_size=vocab_size,
         embed_dim=embed_dim,
@@ -72,12 +81,6 @@ def bart(
         head=HeadConfig(tied=tied, bias=True),
         special=special,
         init=InitConfig(kernel=NormalInit(stddev=0.02), embedding=NormalInit(stddev=0.02)),
-    )
-
-
-def _attention(embed_dim: int, num_heads: int, dropout: float) -> AttentionConfig:
-    return AttentionConfig(
-        num_heads=num_heads, head_dim=embed_dim // num_heads, bias=True, output_bias=True, dropout=dropout
     )
 
 

@@ -17,12 +17,14 @@ from jaxformer.config import (
     StackConfig,
     TransformConfig,
 )
+from jaxformer.models.builders import attention_sizes, builder
 from jaxformer.models.presets import Preset, ZooRow
 
 _POSITION = Learned(max_length=512)
 _SPECIAL = SpecialIds(pad=0)
 
 
+@builder()
 def bert(
     *,
     num_layers: int,
@@ -30,10 +32,13 @@ def bert(
     num_heads: int,
     mlp_dim: int,
     vocab_size: int = 30_522,
+    num_kv_heads: int | None = None,
+    head_dim: int | None = None,
     masked_lm: bool = True,
     pooled: bool = False,
     num_classes: int | None = None,
     position: Learned = _POSITION,
+    context_length: int | None = None,
     num_types: int = 2,
     eps: float = 1e-12,
     activation: Activation = "gelu",
@@ -56,8 +61,7 @@ def bert(
     norm = NormConfig(kind="layer", eps=eps)
     block = BlockConfig(
         attention=AttentionConfig(
-            num_heads=num_heads,
-            head_dim=embed_dim // num_heads,
+            **attention_sizes(embed_dim, num_heads, num_kv_heads, head_dim),
             bias=True,
             output_bias=True,
             dropout=attention_dropout,
@@ -75,6 +79,8 @@ def bert(
         num_classes=num_classes,
         dropout=dropout if classifier_dropout is None else classifier_dropout,
     )
+    if context_length is not None:
+        position = position.replace(max_length=context_length)
     return ModelConfig(
         vocab_size=vocab_size,
         embed_dim=embed_dim,

@@ -16,6 +16,8 @@ from jaxformer.config import (
     Rope,
     SpecialIds,
 )
+from jaxformer.errors import UserError
+from jaxformer.models.builders import attention_sizes, builder
 from jaxformer.models.presets import Preset, ZooRow
 from jaxformer.models.stacks import stack
 
@@ -24,15 +26,16 @@ _GLOBAL_ROPE = Rope(theta=1e6)
 _SPECIAL = SpecialIds()
 
 
+@builder()
 def gemma(
     *,
     num_layers: int,
     embed_dim: int,
     num_heads: int,
-    num_kv_heads: int | None = None,
-    head_dim: int = 256,
     mlp_dim: int,
     vocab_size: int = 256_000,
+    num_kv_heads: int | None = None,
+    head_dim: int | None = 256,
     rope: Rope = _ROPE,
     local_rope: Rope | None = None,
     window: int | None = None,
@@ -62,15 +65,13 @@ def gemma(
     """
     local = [False] * num_layers if local is None else local
     if len(local) != num_layers:
-        raise ValueError(f"local has {len(local)} entries but num_layers={num_layers}: give one per layer")
+        raise UserError(f"local has {len(local)} entries but num_layers={num_layers}: give one per layer")
     norm = NormConfig(kind="rms", eps=eps, unit_offset=True)
 
     def block(is_local: bool) -> BlockConfig:
         return BlockConfig(
             attention=AttentionConfig(
-                num_heads=num_heads,
-                num_kv_heads=num_kv_heads,
-                head_dim=head_dim,
+                **attention_sizes(embed_dim, num_heads, num_kv_heads, head_dim),
                 causal=True,
                 window=window if is_local else None,
                 position=local_rope or rope if is_local else rope,
@@ -98,6 +99,7 @@ def gemma(
     )
 
 
+@builder(extends=gemma)
 def gemma2(
     *,
     num_layers: int,
@@ -106,6 +108,7 @@ def gemma2(
     query_scalar: float | None = 256.0,
     attention_softcap: float | None = 50.0,
     head_softcap: float | None = 30.0,
+    placement: Literal["pre", "sandwich"] = "sandwich",
     **options,
 ) -> ModelConfig:
     """Build a `gemma` with norms around each sub-layer, soft-capped logits, and alternating local and global layers."""
@@ -116,11 +119,12 @@ def gemma2(
         query_scalar=query_scalar,
         attention_softcap=attention_softcap,
         head_softcap=head_softcap,
-        placement="sandwich",
+        placement=placement,
         **options,
     )
 
 
+@builder(extends=gemma)
 def gemma3(
     *,
     num_layers: int,
@@ -130,6 +134,8 @@ def gemma3(
     window: int | None = 1024,
     local: Sequence[bool] | None = None,
     query_scalar: float | None = 256.0,
+    qk_norm: bool = True,
+    placement: Literal["pre", "sandwich"] = "sandwich",
     context_length: int | None = 131_072,
     **options,
 ) -> ModelConfig:
@@ -142,8 +148,8 @@ def gemma3(
         window=window,
         local=_local_except_every(6, num_layers) if local is None else local,
         query_scalar=query_scalar,
-        qk_norm=True,
-        placement="sandwich",
+        qk_norm=qk_norm,
+        placement=placement,
         context_length=context_length,
         **options,
     )

@@ -14,11 +14,13 @@ from jaxformer.config import (
     SpecialIds,
     StackConfig,
 )
+from jaxformer.models.builders import attention_sizes, builder
 from jaxformer.models.presets import Preset, ZooRow
 
 _SPECIAL = SpecialIds()
 
 
+@builder()
 def gpt2(
     *,
     num_layers: int,
@@ -26,7 +28,9 @@ def gpt2(
     num_heads: int,
     mlp_dim: int | None = None,
     vocab_size: int = 50_257,
-    max_length: int = 1024,
+    num_kv_heads: int | None = None,
+    head_dim: int | None = None,
+    context_length: int = 1024,
     activation: Activation = "gelu_tanh",
     eps: float = 1e-5,
     scale: float | None = None,
@@ -46,8 +50,7 @@ def gpt2(
     norm = NormConfig(kind="layer", eps=eps)
     block = BlockConfig(
         attention=AttentionConfig(
-            num_heads=num_heads,
-            head_dim=embed_dim // num_heads,
+            **attention_sizes(embed_dim, num_heads, num_kv_heads, head_dim),
             causal=True,
             bias=True,
             output_bias=True,
@@ -63,7 +66,7 @@ def gpt2(
         vocab_size=vocab_size,
         embed_dim=embed_dim,
         embedding=EmbeddingConfig(
-            position=Learned(max_length=max_length),
+            position=Learned(max_length=context_length),
             dropout=dropout if embedding_dropout is None else embedding_dropout,
         ),
         decoder=StackConfig(num_layers=num_layers, pattern=(block,), final_norm=norm),

@@ -18,6 +18,8 @@ from jaxformer.config import (
     Rope,
     SpecialIds,
 )
+from jaxformer.errors import UserError
+from jaxformer.models.builders import attention_sizes, builder
 from jaxformer.models.presets import Preset, ZooRow
 from jaxformer.models.stacks import stack
 
@@ -25,6 +27,7 @@ _ROPE = Rope(theta=10_000.0)
 _SPECIAL = SpecialIds()
 
 
+@builder()
 def llama(
     *,
     num_layers: int,
@@ -57,17 +60,17 @@ def llama(
       local: for each layer, whether it uses `window`; by default every layer does.
     """
     if (mlp_dim is None) == (moe is None):
-        raise ValueError(f"mlp_dim={mlp_dim} and moe={moe}: set exactly one of them")
+        raise UserError(f"mlp_dim={mlp_dim} and moe={moe}: set exactly one of them")
+    if moe is not None and mlp_bias:
+        raise UserError("mlp_bias=True with moe: experts have no biases, set False")
     if local is not None and len(local) != num_layers:
-        raise ValueError(f"local has {len(local)} entries but num_layers={num_layers}: give one per layer")
+        raise UserError(f"local has {len(local)} entries but num_layers={num_layers}: give one per layer")
     norm = NormConfig(kind="rms", eps=eps)
 
     def block(window: int | None) -> BlockConfig:
         return BlockConfig(
             attention=AttentionConfig(
-                num_heads=num_heads,
-                num_kv_heads=num_kv_heads,
-                head_dim=head_dim or embed_dim // num_heads,
+                **attention_sizes(embed_dim, num_heads, num_kv_heads, head_dim),
                 causal=True,
                 window=window,
                 position=rope,

@@ -2,15 +2,20 @@
 
 from jaxformer.config import Activation, ModelConfig, Sinusoidal, SpecialIds
 from jaxformer.models.bart import bart
+from jaxformer.models.builders import builder
 from jaxformer.models.presets import Preset, ZooRow
 
+_POSITION = Sinusoidal(layout="halves", max_length=512)
 
+
+@builder(extends=bart)
 def marian(
     *,
     vocab_size: int,
-    max_length: int = 512,
+    position: Sinusoidal = _POSITION,
     activation: Activation = "silu",
     scale_embedding: bool = True,
+    embedding_norm: bool = False,
     special: SpecialIds | None = None,
     dropout: float = 0.1,
     attention_dropout: float = 0.0,
@@ -24,9 +29,9 @@ def marian(
     last = vocab_size - 1
     return bart(
         vocab_size=vocab_size,
-        position=Sinusoidal(layout="halves", max_length=max_length),
+        position=position,
         scale_embedding=scale_embedding,
-        embedding_norm=False,
+        embedding_norm=embedding_norm,
         activation=activation,
         special=special or SpecialIds(eos=(0,), pad=last, decoder_start=last),
         dropout=dropout,

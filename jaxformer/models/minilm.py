@@ -2,9 +2,11 @@
 
 from jaxformer.config import ModelConfig
 from jaxformer.models.bert import bert
+from jaxformer.models.builders import builder
 from jaxformer.models.presets import Preset, ZooRow
 
 
+@builder(extends=bert)
 def minilm(*, masked_lm: bool = False, pooled: bool = True, **options) -> ModelConfig:
     """Build a `bert` with a pooler in place of the masked-LM head.
 

@@ -1,10 +1,12 @@
 """Mistral 7B (arXiv:2310.06825): Llama with sliding-window attention in every layer."""
 
 from jaxformer.config import ModelConfig
+from jaxformer.models.builders import builder
 from jaxformer.models.llama import llama
 from jaxformer.models.presets import Preset, ZooRow
 
 
+@builder(extends=llama)
 def mistral(*, window: int | None = 4096, **options) -> ModelConfig:
     """Build a `llama` with a sliding window; releases after v0.1 have no window."""
     return llama(window=window, **options)

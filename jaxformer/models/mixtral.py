@@ -1,12 +1,14 @@
 """Mixtral (arXiv:2401.04088): Llama whose MLPs are mixtures of eight experts, two of them active per token."""
 
 from jaxformer.config import Activation, ModelConfig, MoeConfig, Rope
+from jaxformer.models.builders import builder
 from jaxformer.models.llama import llama
 from jaxformer.models.presets import Preset, ZooRow
 
 _ROPE = Rope(theta=1e6)
 
 
+@builder(extends=llama, without=("moe", "mlp_bias"))
 def mixtral(
     *,
     mlp_dim: int,

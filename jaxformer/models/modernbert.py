@@ -19,6 +19,8 @@ from jaxformer.config import (
     SpecialIds,
     TransformConfig,
 )
+from jaxformer.errors import UserError
+from jaxformer.models.builders import attention_sizes, builder
 from jaxformer.models.presets import Preset, ZooRow
 from jaxformer.models.stacks import stack
 
@@ -27,6 +29,7 @@ _LOCAL_ROPE = Rope(theta=10_000.0)
 _SPECIAL = SpecialIds()
 
 
+@builder()
 def modernbert(
     *,
     num_layers: int,
@@ -34,6 +37,8 @@ def modernbert(
     num_heads: int,
     mlp_dim: int,
     vocab_size: int = 50_368,
+    num_kv_heads: int | None = None,
+    head_dim: int | None = None,
     masked_lm: bool = True,
     pooled: bool = False,
     num_classes: int | None = None,
@@ -68,14 +73,13 @@ def modernbert(
     """
     local = [layer % 3 != 0 for layer in range(num_layers)] if local is None else local
     if len(local) != num_layers:
-        raise ValueError(f"local has {len(local)} entries but num_layers={num_layers}: give one per layer")
+        raise UserError(f"local has {len(local)} entries but num_layers={num_layers}: give one per layer")
     norm = NormConfig(kind="layer", eps=eps, bias=norm_bias)
 
     def block(layer: int) -> BlockConfig:
         return BlockConfig(
             attention=AttentionConfig(
-                num_heads=num_heads,
-                head_dim=embed_dim // num_heads,
+                **attention_sizes(embed_dim, num_heads, num_kv_heads, head_dim),
                 window=window if local[layer] else None,
                 position=local_rope if local[layer] else rope,
                 bias=bias,

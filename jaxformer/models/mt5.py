@@ -1,10 +1,12 @@
 """mT5 (arXiv:2010.11934): T5 v1.1 with a vocabulary for 101 languages."""
 
 from jaxformer.config import ModelConfig
+from jaxformer.models.builders import builder
 from jaxformer.models.presets import Preset, ZooRow
 from jaxformer.models.t5 import t5v1_1
 
 
+@builder(extends=t5v1_1)
 def mt5(*, vocab_size: int = 250_112, **options) -> ModelConfig:
     """Build a `t5v1_1` with the vocabulary of mT5."""
     return t5v1_1(vocab_size=vocab_size, **options)

@@ -3,24 +3,28 @@
 from collections.abc import Sequence
 
 from jaxformer.config import Activation, ModelConfig, MoeConfig, Rope
+from jaxformer.models.builders import builder
 from jaxformer.models.llama import llama
 from jaxformer.models.presets import Preset, ZooRow
 
 _ROPE = Rope(theta=1e6)
 
 
+@builder(extends=llama)
 def qwen2(*, bias: bool = True, rope: Rope = _ROPE, eps: float = 1e-6, **options) -> ModelConfig:
     """Build a `llama` with biases on the query, key and value projections."""
     return llama(bias=bias, rope=rope, eps=eps, **options)
 
 
+@builder(extends=llama)
 def qwen3(
-    *, head_dim: int = 128, qk_norm: bool = True, rope: Rope = _ROPE, eps: float = 1e-6, **options
+    *, head_dim: int | None = 128, qk_norm: bool = True, rope: Rope = _ROPE, eps: float = 1e-6, **options
 ) -> ModelConfig:
     """Build a `llama` with normalised queries and keys, and `head_dim` independent of `embed_dim`."""
     return llama(head_dim=head_dim, qk_norm=qk_norm, rope=rope, eps=eps, **options)
 
 
+@builder(extends=qwen3, without=("moe", "mlp_bias"))
 def qwen3_moe(
     *,
     mlp_dim: int,

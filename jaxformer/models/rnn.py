@@ -10,10 +10,15 @@ from jaxformer.config import (
     ModelConfig,
     NormalInit,
     RecurrentConfig,
+    SpecialIds,
 )
+from jaxformer.models.builders import builder
 from jaxformer.models.presets import Preset, ZooRow
 
+_SPECIAL = SpecialIds()
 
+
+@builder()
 def rnn(
     *,
     cell: Literal["elman", "lstm"],
@@ -21,8 +26,10 @@ def rnn(
     embed_dim: int,
     dim: int,
     vocab_size: int,
-    dropout: float = 0.0,
+    context_length: int | None = None,
     tied: bool = True,
+    special: SpecialIds = _SPECIAL,
+    dropout: float = 0.0,
 ) -> ModelConfig:
     """Recurrent layers with dropout on all but the recurrent connections, and a bias on the logits."""
     return ModelConfig(
@@ -31,6 +38,8 @@ def rnn(
         embedding=EmbeddingConfig(dropout=dropout),
         decoder=RecurrentConfig(cell=cell, num_layers=num_layers, dim=dim, dropout=dropout),
         head=HeadConfig(tied=tied, bias=True),
+        context_length=context_length,
+        special=special,
         # Same variance as PyTorch's initial recurrent layers, which are uniform within +-fan_in ** -0.5.
         init=InitConfig(kernel=FanInInit(scale=1 / 3), embedding=NormalInit(stddev=embed_dim**-0.5)),
     )

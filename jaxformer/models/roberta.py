@@ -1,7 +1,8 @@
 """RoBERTa (arXiv:1907.11692): BERT trained longer and without next-sentence prediction."""
 
-from jaxformer.config import Learned, ModelConfig, SpecialIds
+from jaxformer.config import Activation, Learned, ModelConfig, SpecialIds
 from jaxformer.models.bert import bert
+from jaxformer.models.builders import builder
 from jaxformer.models.presets import Preset, ZooRow
 
 # The first two rows of the published table are unused: positions count from the padding id plus one.
@@ -9,12 +10,14 @@ _POSITION = Learned(max_length=512, offset=2)
 _SPECIAL = SpecialIds(bos=0, eos=(2,), pad=1)
 
 
+@builder(extends=bert)
 def roberta(
     *,
     vocab_size: int = 50_265,
     position: Learned = _POSITION,
     num_types: int = 1,
     eps: float = 1e-5,
+    head_activation: Activation = "gelu",
     special: SpecialIds = _SPECIAL,
     **options,
 ) -> ModelConfig:
@@ -24,7 +27,7 @@ def roberta(
         position=position,
         num_types=num_types,
         eps=eps,
-        head_activation="gelu",
+        head_activation=head_activation,
         special=special,
         **options,
     )

@@ -1,12 +1,14 @@
 """SmolLM2 (arXiv:2502.02737): small Llamas with a tied output."""
 
 from jaxformer.config import ModelConfig, Rope
+from jaxformer.models.builders import builder
 from jaxformer.models.llama import llama
 from jaxformer.models.presets import Preset, ZooRow
 
 _ROPE = Rope(theta=100_000.0)
 
 
+@builder(extends=llama)
 def smollm2(
     *,
     vocab_size: int = 49_152,

@@ -21,21 +21,26 @@ from jaxformer.config import (
     SpecialIds,
     StackConfig,
 )
+from jaxformer.models.builders import attention_sizes, builder
 from jaxformer.models.presets import Preset, ZooRow
 
 _BUCKETS = BucketBias(num_buckets=32, max_distance=128)
 _SPECIAL = SpecialIds(eos=(1,), pad=0, decoder_start=0)
 
 
+@builder()
 def t5(
     *,
     num_layers: int,
     embed_dim: int,
     num_heads: int,
-    head_dim: int = 64,
     mlp_dim: int,
     vocab_size: int = 32_128,
+    num_kv_heads: int | None = None,
+    head_dim: int | None = 64,
     num_decoder_layers: int | None = None,
+    num_decoder_heads: int | None = None,
+    decoder_mlp_dim: int | None = None,
     relative_bias: BucketBias = _BUCKETS,
     activation: Activation = "relu",
     gated: bool = False,
@@ -45,19 +50,34 @@ def t5(
     context_length: int | None = None,
     special: SpecialIds = _SPECIAL,
     dropout: float = 0.1,
+    attention_dropout: float | None = None,
 ) -> ModelConfig:
     """Pre-norm RMSNorm, no biases, unscaled attention logits with a learned bias per distance bucket.
 
     Args:
-      num_decoder_layers: defaults to `num_layers`.
+      attention_dropout: defaults to `dropout`.
       head_scale: whether the final hidden states are multiplied by embed_dim ** -0.5, as a tied output requires.
     """
+    rate = dropout if attention_dropout is None else attention_dropout
+
+    def attention(heads: int) -> AttentionConfig:
+        return AttentionConfig(**attention_sizes(embed_dim, heads, num_kv_heads, head_dim), scale=1.0, dropout=rate)
+
     norm = NormConfig(kind="rms", eps=eps)
-    attention = AttentionConfig(num_heads=num_heads, head_dim=head_dim, scale=1.0, dropout=dropout)
-    causal = attention.model_copy(update={"causal": True})
-    mlp = MlpConfig(dim=mlp_dim, activation=activation, gated=gated)
-    encoder = BlockConfig(attention=attention, mlp=mlp, norm=norm, dropout=dropout)
-    decoder = BlockConfig(attention=causal, cross_attention=attention, mlp=mlp, norm=norm, dropout=dropout)
+    encoder = BlockConfig(
+        attention=attention(num_heads),
+        mlp=MlpConfig(dim=mlp_dim, activation=activation, gated=gated),
+        norm=norm,
+        dropout=dropout,
+    )
+    cross = attention(num_decoder_heads or num_heads)
+    decoder = BlockConfig(
+        attention=cross.model_copy(update={"causal": True}),
+        cross_attention=cross,
+        mlp=MlpConfig(dim=decoder_mlp_dim or mlp_dim, activation=activation, gated=gated),
+        norm=norm,
+        dropout=dropout,
+    )
 
     def stack(block: BlockConfig, depth: int) -> StackConfig:
         return StackConfig(num_layers=depth, pattern=(block,), final_norm=norm, relative_bias=relative_bias)
@@ -75,6 +95,7 @@ def t5(
     )
 
 
+@builder(extends=t5)
 def t5v1_1(
     *,
     activation: Activation = "gelu_tanh",

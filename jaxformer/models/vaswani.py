@@ -1,6 +1,7 @@
 """The original transformer, an encoder-decoder (arXiv:1706.03762)."""
 
 from jaxformer.config import (
+    Activation,
     AttentionConfig,
     BlockConfig,
     EmbeddingConfig,
@@ -11,14 +12,18 @@ from jaxformer.config import (
     NormalInit,
     NormConfig,
     Sinusoidal,
+    SpecialIds,
     StackConfig,
     XavierInit,
 )
+from jaxformer.models.builders import attention_sizes, builder
 from jaxformer.models.presets import Preset, ZooRow
 
 _POSITION = Sinusoidal()
+_SPECIAL = SpecialIds()
 
 
+@builder()
 def vaswani(
     *,
     num_layers: int,
@@ -26,27 +31,46 @@ def vaswani(
     num_heads: int,
     mlp_dim: int,
     vocab_size: int = 37_000,
+    num_kv_heads: int | None = None,
+    head_dim: int | None = None,
+    num_decoder_layers: int | None = None,
+    num_decoder_heads: int | None = None,
+    decoder_mlp_dim: int | None = None,
     position: Sinusoidal = _POSITION,
+    context_length: int | None = None,
+    activation: Activation = "relu",
+    tied: bool = True,
+    special: SpecialIds = _SPECIAL,
     dropout: float = 0.1,
+    attention_dropout: float = 0.0,
 ) -> ModelConfig:
     """Post-norm, sinusoidal positions, ReLU, one embedding table for source, target and output."""
-    attention = AttentionConfig(num_heads=num_heads, head_dim=embed_dim // num_heads, dropout=0.0)
-    causal = attention.model_copy(update={"causal": True})
-    shared = {
-        "mlp": MlpConfig(dim=mlp_dim, activation="relu", bias=True),
-        "norm": NormConfig(kind="layer", eps=1e-6),
-        "placement": "post",
-        "dropout": dropout,
-    }
-    encoder = BlockConfig(attention=attention, **shared)
-    decoder = BlockConfig(attention=causal, cross_attention=attention, **shared)
+
+    def attention(heads: int) -> AttentionConfig:
+        return AttentionConfig(**attention_sizes(embed_dim, heads, num_kv_heads, head_dim), dropout=attention_dropout)
+
+    norm = NormConfig(kind="layer", eps=1e-6)
+    shared = {"norm": norm, "placement": "post", "dropout": dropout}
+    encoder = BlockConfig(
+        attention=attention(num_heads), mlp=MlpConfig(dim=mlp_dim, activation=activation, bias=True), **shared
+    )
+    cross = attention(num_decoder_heads or num_heads)
+    decoder = BlockConfig(
+        attention=cross.model_copy(update={"causal": True}),
+        cross_attention=cross,
+        mlp=MlpConfig(dim=decoder_mlp_dim or mlp_dim, activation=activation, bias=True),
+        **shared,
+    )
+    if context_length is not None:
+        position = position.replace(max_length=context_length)
     return ModelConfig(
         vocab_size=vocab_size,
         embed_dim=embed_dim,
         embedding=EmbeddingConfig(position=position, scale=True, dropout=dropout),
         encoder=StackConfig(num_layers=num_layers, pattern=(encoder,)),
-        decoder=StackConfig(num_layers=num_layers, pattern=(decoder,)),
-        head=HeadConfig(tied=True),
+        decoder=StackConfig(num_layers=num_decoder_layers or num_layers, pattern=(decoder,)),
+        head=HeadConfig(tied=tied),
+        special=special,
         init=InitConfig(kernel=XavierInit(), embedding=NormalInit(stddev=embed_dim**-0.5)),
     )
 

@@ -26,7 +26,7 @@ from jaxformer.models.gpt2 import gpt2
 def config():
     documents = tuple(f"document {i}: " + "abc " * (i % 7) for i in range(60))
     return RunConfig(
-        model=gpt2(num_layers=2, embed_dim=16, num_heads=2, vocab_size=264, max_length=64, dropout=0.1),
+        model=gpt2(num_layers=2, embed_dim=16, num_heads=2, vocab_size=264, context_length=64, dropout=0.1),
         data=DataConfig(
             train=MemorySource(documents=documents), heldout=MemorySource(documents=documents[:5]),
             tokenizer=ByteTokenizer(), length=32, batch_size=8,

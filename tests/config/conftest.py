@@ -10,7 +10,7 @@ from jaxformer.models.vaswani import vaswani
 @pytest.fixture(scope="session")
 def run() -> RunConfig:
     """Decoder-only."""
-    model = gpt2(num_layers=2, embed_dim=16, num_heads=4, vocab_size=300, max_length=32)
+    model = gpt2(num_layers=2, embed_dim=16, num_heads=4, vocab_size=300, context_length=32)
     source = MemorySource(documents=("abc", "def"))
     return RunConfig(model=model, data=_data(train=source, objective=Causal()))
 

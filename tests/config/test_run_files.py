@@ -34,7 +34,7 @@ from jaxformer.config import ByteTokenizer, DataConfig, MemorySource, RunConfig
 from jaxformer.models.gpt2 import gpt2
 
 def config():
-    model = gpt2(num_layers=1, embed_dim=4, num_heads={heads}, vocab_size=300, max_length=8)
+    model = gpt2(num_layers=1, embed_dim=4, num_heads={heads}, vocab_size=300, context_length=8)
     data = DataConfig(train=MemorySource(documents=("abc",)), tokenizer=ByteTokenizer(), length={length})
     return {result}
 """
@@ -84,6 +84,12 @@ def test_a_file_that_does_not_return_a_run_config(tmp_path):
 def test_an_invalid_value_names_the_file_the_field_and_the_value(tmp_path):
     path = _write_run_file(tmp_path / "small_run.py", **GOOD | {"length": -5})
     with pytest.raises(UserError, match=r"small_run\.py: length = -5: .*greater than 0"):
+        load_run_file(path)
+
+
+def test_an_error_of_a_builder_names_the_file(tmp_path):
+    path = _write_run_file(tmp_path / "small_run.py", **GOOD | {"heads": 3})
+    with pytest.raises(UserError, match=r"small_run\.py: embed_dim=4 is not a multiple of num_heads=3"):
         load_run_file(path)
 
 

@@ -227,6 +227,7 @@ def test_config_is_not_a_json_object(content, message, copy_sample, tmp_path):
         ("llama", {"architectures": ["LlamaForTokenClassification"]}, "'LlamaForTokenClassification' of llama is not"),
         ("llama", {"architectures": "LlamaForCausalLM"}, "architectures = 'LlamaForCausalLM'"),
         ("llama", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        ("gpt2", {"n_head": 5}, "the fields do not form a valid model: embed_dim=32 is not a multiple of num_heads=5"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = True is not supported"),
         ("qwen2.5", {"use_mrope": True}, "use_mrope = True is not supported"),
         ("qwen3-moe", {"mlp_only_layers": [0]}, "mlp_only_layers = [0] is not supported"),

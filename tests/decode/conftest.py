@@ -46,7 +46,7 @@ def windowed_rope() -> ModelConfig:
 
 
 MODELS = {
-    "learned": lambda: gpt2(num_layers=1, embed_dim=32, num_heads=4, vocab_size=VOCAB, max_length=64),
+    "learned": lambda: gpt2(num_layers=1, embed_dim=32, num_heads=4, vocab_size=VOCAB, context_length=64),
     "rope": windowed_rope,
     "encoder-decoder": lambda: vaswani(num_layers=1, embed_dim=32, num_heads=4, mlp_dim=64, vocab_size=VOCAB),
 }

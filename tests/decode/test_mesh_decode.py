@@ -26,7 +26,7 @@ MESHES = {
 }
 # One layer, and prompts of one padded length, because compiling for eight devices is slow.
 SIZES = {"num_layers": 1, "embed_dim": 32, "num_heads": 4, "vocab_size": 264}
-MODELS = {"decoder": lambda: gpt2(**SIZES, max_length=64), "encoder-decoder": lambda: vaswani(**SIZES, mlp_dim=64)}
+MODELS = {"decoder": lambda: gpt2(**SIZES, context_length=64), "encoder-decoder": lambda: vaswani(**SIZES, mlp_dim=64)}
 PROMPTS = ["a", "def parse", "longer text", "b\nc", "five"]
 NEW_TOKENS = 8
 SETTINGS = [

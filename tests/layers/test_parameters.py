@@ -32,7 +32,7 @@ from jaxformer.sharding import RULES, path_name
 
 # ---------------------------------------------------------------- names
 def decoder_only() -> ModelConfig:
-    return gpt2(num_layers=3, embed_dim=8, num_heads=2, vocab_size=11, max_length=5)
+    return gpt2(num_layers=3, embed_dim=8, num_heads=2, vocab_size=11, context_length=5)
 
 
 def encoder_decoder() -> ModelConfig:
@@ -319,7 +319,7 @@ def test_abstract_parameters_allocate_nothing():
 # ---------------------------------------------------------------- initial values
 @pytest.fixture(scope="module")
 def gpt2_values():
-    config = gpt2(num_layers=4, embed_dim=64, num_heads=4, vocab_size=300, max_length=64)
+    config = gpt2(num_layers=4, embed_dim=64, num_heads=4, vocab_size=300, context_length=64)
     return _init(config, 0)
 
 
@@ -389,7 +389,7 @@ def test_layers_and_projections_have_different_initial_values(gpt2_values):
 
 
 def test_initial_values_depend_only_on_the_key(gpt2_values):
-    config = gpt2(num_layers=4, embed_dim=64, num_heads=4, vocab_size=300, max_length=64)
+    config = gpt2(num_layers=4, embed_dim=64, num_heads=4, vocab_size=300, context_length=64)
     again, other = _init(config, 0), _init(config, 1)
     for path, leaf in gpt2_values.items():
         np.testing.assert_array_equal(again[path], leaf)

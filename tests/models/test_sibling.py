@@ -16,10 +16,12 @@ MODEL = '''
 """A made-up sibling of Llama."""
 
 from jaxformer.config import ModelConfig
+from jaxformer.models.builders import builder
 from jaxformer.models.llama import llama
 from jaxformer.models.presets import Preset, ZooRow
 
 
+@builder(extends=llama)
 def sibling(**options) -> ModelConfig:
     """Build a `llama`."""
     return llama(**options)
@@ -93,6 +95,10 @@ DISCOVERED = {
     "models/test_presets.py": {
         "test_the_parameter_count_is_the_published_one[sibling-tiny]",
         "test_every_preset_is_valid_and_storable[sibling-tiny]",
+    },
+    "models/test_builder_parameters.py": {
+        "test_signature_lists_all_parameters_by_their_common_names[sibling]",
+        "test_heads_that_do_not_divide_the_width_are_rejected[sibling]",
     },
     "zoo/test_preset_structures.py": {"test_configs_differ_in_numbers_only[sibling]"},
     "zoo/test_parity.py": {"test_right_padded_rows[sibling]", "test_left_padded_rows[sibling]"},

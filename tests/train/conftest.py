@@ -40,7 +40,7 @@ def make_config() -> Callable[..., RunConfig]:
     def make(shape: str = "decoder-only", dropout: float = 0.0, **fields: Any) -> RunConfig:
         data = {"tokenizer": ByteTokenizer(), "length": 32, "batch_size": 8} | fields.pop("data", {})
         if shape == "decoder-only":
-            model = gpt2(num_layers=2, embed_dim=16, num_heads=2, vocab_size=264, max_length=64, dropout=dropout)
+            model = gpt2(num_layers=2, embed_dim=16, num_heads=2, vocab_size=264, context_length=64, dropout=dropout)
             source = MemorySource(documents=DOCUMENTS)
         else:
             model = vaswani(num_layers=2, embed_dim=16, num_heads=2, mlp_dim=32, vocab_size=264, dropout=dropout)

@@ -11,7 +11,7 @@ from jaxformer.layers import abstract_params, init_params
 from jaxformer.models.gpt2 import gpt2
 from jaxformer.train.optim import decay_mask, make_optimizer, make_schedule
 
-MODEL = gpt2(num_layers=2, embed_dim=16, num_heads=2, vocab_size=32, max_length=16)
+MODEL = gpt2(num_layers=2, embed_dim=16, num_heads=2, vocab_size=32, context_length=16)
 
 
 @pytest.mark.parametrize("kind", ["adamw", "adafactor", "lion", "sgd", "muon"])
@@ -53,7 +53,7 @@ def test_decay_is_decoupled_from_the_gradient():
 
 
 def test_muon_orthogonalises_matrices_of_blocks_only():
-    model = gpt2(num_layers=2, embed_dim=16, num_heads=2, vocab_size=32, max_length=16)
+    model = gpt2(num_layers=2, embed_dim=16, num_heads=2, vocab_size=32, context_length=16)
     config = OptimConfig(algorithm={"kind": "muon"}, learning_rate=1.0, schedule={"kind": "constant"}, clip_norm=None)
     optimizer = make_optimizer(config, 10, abstract_params(model)[1])
     params = init_params(model, jax.random.key(0))

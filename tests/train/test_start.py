@@ -35,7 +35,7 @@ def trained(tmp_path_factory):
     documents = tuple(f"document {i}: " + "abc " * (i % 7) for i in range(40))
     config = RunConfig(
         workdir=str(tmp_path_factory.mktemp("runs") / "first"),
-        model=gpt2(num_layers=2, embed_dim=16, num_heads=2, vocab_size=264, max_length=64),
+        model=gpt2(num_layers=2, embed_dim=16, num_heads=2, vocab_size=264, context_length=64),
         data=DataConfig(
             train=MemorySource(documents=documents),
             heldout=MemorySource(documents=documents[:8]),
@@ -198,12 +198,25 @@ def test_a_run_starts_from_a_hugging_face_directory(trained, tmp_path):
     from jaxformer.exchange import export_run
 
     export_run(trained.workdir, tmp_path / "hf")
+    (tmp_path / "hf" / "generation_config.json").write_text('{"max_new_tokens": 3}')
     config = trained.replace(
         workdir=str(tmp_path / "tuned"), model=None, train=TrainConfig(steps=1, log_every=1, start=str(tmp_path / "hf"))
     )
     run = train(config.replace(optim=OptimConfig(learning_rate=1e-9)), QUIET)
     for actual, expected in zip(score(run, ["document 1"]), score(load(trained.workdir), ["document 1"]), strict=True):
         np.testing.assert_allclose(actual, expected, atol=1e-4)
+    assert run.generation is None, "evaluation during training does not use generation_config.json"
+    assert load(tmp_path / "tuned").generation.settings == {"max_new_tokens": 3}
+
+
+def test_the_tokenizer_of_a_hub_repository_is_read_from_its_download(trained, tmp_path, monkeypatch):
+    from jaxformer.exchange import export_run
+
+    export_run(trained.workdir, tmp_path / "download")
+    monkeypatch.setattr("jaxformer.convert.hub._download", lambda address: tmp_path / "download")
+    data = trained.data.replace(tokenizer={"kind": "sentencepiece"})
+    config = trained.replace(model=None, data=data, workdir="", train=TrainConfig(steps=1, start="hf://org/name"))
+    assert complete_config(config).data.tokenizer.path == str(tmp_path / "download")
 
 
 def test_model_overrides_apply_on_top_of_train_start(trained, tmp_path):
