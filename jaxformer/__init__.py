@@ -16,6 +16,7 @@ _MODULES = {
     "RunConfig": "jaxformer.config",
     "Transformer": "jaxformer.layers",
     "UserError": "jaxformer.errors",
+    "chat": "jaxformer.decode.api",
     "complete": "jaxformer.decode.api",
     "embed": "jaxformer.decode.scoring",
     "forward": "jaxformer.decode.scoring",

@@ -30,6 +30,12 @@ def _parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse arguments; accepts overrides before, between and after options, which argparse alone does not."""
     parser = _make_parser()
     args, rest = parser.parse_known_args(argv)
+    if args.version:
+        args.run = _version
+    elif args.run is None:
+        parser.error("the following arguments are required: COMMAND")
+    elif args.verbose:
+        parser.error("-v applies to --version only")
     unknown = [word for word in rest if word.startswith("-") or "=" not in word]
     if unknown or (rest and "overrides" not in args):
         parser.error(f"unrecognized arguments: {' '.join(unknown or rest)}")
@@ -43,21 +49,37 @@ def _make_parser() -> argparse.ArgumentParser:
         prog="jaxformer",
         description="Train, evaluate and run encoder-decoder, decoder-only and encoder-only transformers in JAX.",
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="with --version: also print versions of libraries, and devices"
+    )
+    parser.set_defaults(run=None)
+    commands = parser.add_subparsers(metavar="COMMAND")
 
     def command(name: str, run, help: str) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=help, description=help)
         sub.set_defaults(run=run)
         return sub
 
+    sub = command("new", _new, "write a commented config to start from")
+    sub.add_argument("name", metavar="NAME", help="the file to write; .py may be omitted")
+    data = sub.add_mutually_exclusive_group(required=True)
+    data.add_argument("--text", nargs="+", metavar="FILE", help="a language model of these text files")
+    data.add_argument(
+        "--pairs", nargs=2, metavar=("SRC", "TGT"), help="an encoder-decoder of two files whose lines correspond"
+    )
+
     for name, run, help in (
         ("train", _train, "train a model from a config; resumes from the latest checkpoint in the workdir"),
-        ("show", _show, "print the resolved config, the parameters, their shardings and the memory per device"),
         ("prepare", _prepare, "tokenize and pack the data once and store it for random access"),
     ):
         sub = command(name, run, help)
         sub.add_argument("config", metavar="CONFIG", help="a Python file that defines config()")
         _add_overrides(sub)
+
+    sub = command("show", _show, "print the resolved config, the parameters, their shardings and the memory per device")
+    sub.add_argument("path", metavar="CONFIG|RUN", help="a Python config, a run directory or a Hugging Face directory")
+    _add_overrides(sub)
 
     sub = command("tokenizer", _tokenizer, "train a SentencePiece tokenizer on text files")
     sub.add_argument("input", metavar="INPUT", nargs="+", help="UTF-8 text files, plain or compressed")
@@ -75,29 +97,29 @@ def _make_parser() -> argparse.ArgumentParser:
     prompts = sub.add_mutually_exclusive_group(required=True)
     prompts.add_argument("--prompt", action="append", metavar="TEXT", help="a prompt; repeat the option for several")
     prompts.add_argument(
-        "--input", metavar="FILE", help='JSON Lines with "prompt" or "ids" and optional per-line settings'
+        "--input", metavar="FILE", help='JSON Lines with "prompt", "ids" or (with --chat) "messages", and settings'
     )
     sub.add_argument("--output", metavar="FILE", help="JSON Lines in the order of --input; an interrupted job resumes")
+    sub.add_argument("--chat", action="store_true", help="use the chat template; each prompt is one user message")
+    sub.add_argument("--system", metavar="TEXT", help="with --chat: a system message before the prompt")
     for name, (kind, metavar, help) in SETTINGS.items():
         sub.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=help)
     sub.add_argument(
         "--stop", action="append", metavar="TEXT", help="stop before this text; repeat the option for several"
     )
     sub.add_argument(
-        "--beams", type=int, default=1, metavar="N", help="beam search with N beams; default: 1, no beam search"
+        "--beams", type=int, metavar="N", help="beam search with N beams; default: the model's, otherwise 1 (none)"
     )
     sub.add_argument(
         "--length-penalty",
         type=float,
-        default=1.0,
         metavar="A",
-        help="exponent of the length normalization of beam search; default: 1.0, 0 disables it",
+        help="exponent of the length normalization of beam search, 0 disables it; default: the model's, otherwise 1.0",
     )
     sub.add_argument(
         "--early-stopping",
         choices=("never", "heuristic", "exact"),
-        default="heuristic",
-        help="when beam search stops; default: heuristic",
+        help="when beam search stops; default: the model's, otherwise heuristic",
     )
     sub.add_argument(
         "--batch-size", type=int, default=32, metavar="N", help="sequences decoded at the same time; default: 32"
@@ -123,6 +145,17 @@ def _make_parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="Hugging Face model type, for example llama; default: the imported type, otherwise the first that fits",
     )
+    sub.add_argument(
+        "--shard-size",
+        default="5GB",
+        metavar="SIZE",
+        help="maximum size of one weight file, for example 200MB; default: 5GB",
+    )
+
+    sub = command("help", _help, "explain a config key: its type, default and meaning")
+    what = sub.add_mutually_exclusive_group()
+    what.add_argument("key", metavar="KEY", nargs="?", help="for example train.steps; default: list the keys of a run")
+    what.add_argument("--markdown", action="store_true", help="print all keys as Markdown")
 
     sub = command("zoo", _zoo, "list the model families, their presets and their parity with transformers")
     sub.add_argument("--markdown", action="store_true", help="print the table as Markdown")
@@ -148,10 +181,10 @@ def _make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-# Settings of `generate`: type, placeholder, help.
+# Settings of `generate`: type, placeholder, help. The model's defaults are those in its generation_config.json.
 SETTINGS = {
-    "max_new_tokens": (int, "N", "maximum number of new tokens; default: 64"),
-    "temperature": (float, "T", "sampling temperature; default: 0 (greedy)"),
+    "max_new_tokens": (int, "N", "maximum number of new tokens; default: the model's, otherwise 64"),
+    "temperature": (float, "T", "sampling temperature; default: the model's, otherwise 0 (greedy)"),
     "top_k": (int, "K", "sample from the K most likely tokens"),
     "top_p": (float, "P", "nucleus sampling: the smallest set of tokens with total probability P"),
     "min_p": (float, "P", "drop tokens less likely than P times the most likely token"),
@@ -185,6 +218,35 @@ def _add_overrides(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _version(args: argparse.Namespace) -> None:
+    from importlib.metadata import version
+
+    print(f"jaxformer {version('jaxformer')}")
+    if not args.verbose:
+        return
+    import platform
+
+    import jax
+
+    for package in ("jax", "flax", "orbax-checkpoint"):
+        print(f"{package} {version(package)}")
+    print(f"Python {platform.python_version()}")
+    devices = jax.devices()
+    print(f"{len(devices)} {devices[0].device_kind} device{'s' * (len(devices) > 1)}")
+
+
+def _new(args: argparse.Namespace) -> None:
+    from jaxformer.new import new_language_model, new_translator
+
+    print(new_translator(args.name, *args.pairs) if args.pairs else new_language_model(args.name, args.text))
+
+
+def _help(args: argparse.Namespace) -> None:
+    from jaxformer.config.reference import describe_key, format_markdown
+
+    print(format_markdown() if args.markdown else describe_key(args.key))
+
+
 def _train(args: argparse.Namespace) -> None:
     from jaxformer.train.loop import train
     from jaxformer.train.start import load_config
@@ -196,9 +258,8 @@ def _show(args: argparse.Namespace) -> None:
     from rich.console import Console
 
     from jaxformer.show import show
-    from jaxformer.train.start import load_config
 
-    show(load_config(args.config, args.overrides), Console())
+    show(args.path, args.overrides, Console())
 
 
 def _prepare(args: argparse.Namespace) -> None:
@@ -221,7 +282,7 @@ def _evaluate(args: argparse.Namespace) -> None:
 
 
 def _generate(args: argparse.Namespace) -> None:
-    from jaxformer.decode.jobs import generate_to_file, generate_to_terminal
+    from jaxformer.decode.jobs import generate_to_file, generate_to_terminal, make_job
     from jaxformer.errors import UserError
     from jaxformer.run import load
 
@@ -229,13 +290,16 @@ def _generate(args: argparse.Namespace) -> None:
         raise UserError("--input and --output must be given together")
     if args.log_probs is not None and args.output is None:
         raise UserError("--log-probs needs --input and --output")
+    if args.system is not None and not args.chat:
+        raise UserError("--system needs --chat")
     settings = {name: getattr(args, name) for name in (*SETTINGS, "stop") if getattr(args, name) is not None}
     beams = {"num_beams": args.beams, "length_penalty": args.length_penalty, "early_stopping": args.early_stopping}
     run = load(args.path, weights=args.weights, cache=args.cache)
+    job = make_job(run, settings, beams, args.batch_size, chat=args.chat, system=args.system)
     if args.input is None:
-        generate_to_terminal(run, args.prompt, settings, beams, args.batch_size)
+        generate_to_terminal(run, args.prompt, job)
     else:
-        generate_to_file(run, args.path, args.input, args.output, settings, beams, args.batch_size)
+        generate_to_file(run, args.path, args.input, args.output, job)
 
 
 def _import(args: argparse.Namespace) -> None:
@@ -245,9 +309,11 @@ def _import(args: argparse.Namespace) -> None:
 
 
 def _export(args: argparse.Namespace) -> None:
+    from jaxformer.convert.weights import parse_size
     from jaxformer.exchange import export_run
 
-    print(export_run(args.path, args.target, step=args.step, dtype=args.dtype, model_type=args.model_type))
+    options = {"step": args.step, "dtype": args.dtype, "model_type": args.model_type}
+    print(export_run(args.path, args.target, max_bytes=parse_size(args.shard_size), **options))
 
 
 def _zoo(args: argparse.Namespace) -> None:

@@ -11,6 +11,7 @@ from jaxformer.config import ModelConfig, SpecialIds
 from jaxformer.convert.directory import HuggingFaceDirectory
 from jaxformer.convert.export import export_model
 from jaxformer.convert.format import Format
+from jaxformer.convert.generation import GENERATION_FILE, write_generation_fields
 from jaxformer.convert.hub import local_directory
 from jaxformer.convert.weights import DTYPES, MAX_FILE_BYTES
 from jaxformer.data.tokenizer import HuggingFace, Tokenizer, check_vocabulary, huggingface_files
@@ -32,6 +33,8 @@ def import_run(source: str | Path, target: str | Path) -> str:
             checkpoints.save(0, {"params": run.params}, config, {"step": 0})
         if run.tokenizer is not None:
             run.tokenizer.save(partial)
+        if run.generation is not None:
+            write_json(partial / GENERATION_FILE, run.generation.fields)
         write_json(partial / ORIGIN, origin)
         RunDir(partial).write_config(config)
     count = sum(leaf.size for leaf in jax.tree.leaves(run.params))
@@ -47,12 +50,12 @@ def export_run(
     model_type: str | None = None,
     max_bytes: int = MAX_FILE_BYTES,
 ) -> str:
-    """Write the model and tokenizer of a run as a Hugging Face directory.
+    """Write the model, tokenizer and decoding defaults of a run as a Hugging Face directory.
 
     Args:
       dtype: dtype of the written weights. None: that of the imported files, or float32 if the run was not imported.
       model_type: the format to write. None: that of the imported files, or the first that can represent the model.
-      max_bytes: maximum size of one weight file.
+      max_bytes: maximum size of one weight file; a larger tensor gets a file of its own.
     """
     target, origin = Path(target), _read_origin(Path(path))
     known = {known.name: known for known in DTYPES.values()}
@@ -78,12 +81,14 @@ def export_run(
             check_vocabulary(run.tokenizer, model.vocab_size, "model.vocab_size")
             for name, content in huggingface_files(run.tokenizer, model.shape).items():
                 (partial / name).write_bytes(content)
+        if run.generation is not None:
+            write_json(partial / GENERATION_FILE, write_generation_fields(run.generation.fields, model))
     note = _tokenizer_note(format, run.tokenizer)
     return f"step {run.step} exported as {format.model_type} in {dtype} to {target}{note}"
 
 
 def _with_tokenizer_ids(model: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
-    """Fill in the special ids that the model does not set, from its tokenizer; models trained here set none."""
+    """Fill in the special ids that the model does not set, from its tokenizer; models trained by jaxformer set none."""
     eos = () if tokenizer.eos_id is None else (tokenizer.eos_id,)
     ids = {"bos": tokenizer.bos_id, "eos": eos, "pad": tokenizer.pad_id}
     if model.shape == "encoder-decoder":

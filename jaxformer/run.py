@@ -11,6 +11,7 @@ from jax.sharding import Mesh, SingleDeviceSharding
 from jaxformer.checkpoint import Checkpoints, abstract_like
 from jaxformer.config import ModelConfig, RunConfig, TrainConfig
 from jaxformer.convert.directory import HuggingFaceDirectory, is_hugging_face
+from jaxformer.convert.generation import GenerationDefaults, read_generation_defaults
 from jaxformer.convert.hub import local_directory
 from jaxformer.data.tokenizer import Tokenizer, check_vocabulary, find_tokenizer
 from jaxformer.errors import UserError
@@ -37,6 +38,8 @@ class Run:
     step: int
     mesh: Mesh | None = None
     """Devices that the parameters are sharded over. None: a single device."""
+    generation: GenerationDefaults | None = None
+    """Decoding defaults from generation_config.json. None: the directory has no such file."""
     _decoding: dict[bool, tuple[Transformer, Params]] = field(default_factory=dict, init=False, repr=False)
     """The cached results of `decoding_weights`, by `single_row`; at most one, because each is a copy of the weights."""
 
@@ -127,16 +130,17 @@ def _restore(run_dir: RunDir, abstract: PyTree, step: int | None) -> tuple[Param
 def _load_run(path: Path, step: int | None, mesh: Mesh | None) -> Run:
     config = RunDir(path).read_config()
     params, step = _restore(RunDir(path), _abstract(config.model, mesh), step)
-    return Run(config, _make_model(config, mesh), params, find_tokenizer(path), step, mesh)
+    generation = read_generation_defaults(path, config.model)
+    return Run(config, _make_model(config, mesh), params, find_tokenizer(path), step, mesh, generation)
 
 
 def _load_hugging_face(path: Path, mesh: Mesh | None, dtype: jnp.dtype) -> Run:
     files, tokenizer = HuggingFaceDirectory(path), find_tokenizer(path)
     if tokenizer is not None:
         check_vocabulary(tokenizer, files.model.vocab_size, f"'{path / 'config.json'}': vocab_size")
-    config = RunConfig(model=files.model)
+    config, generation = RunConfig(model=files.model), read_generation_defaults(path, files.model)
     params = files.params(_abstract(files.model, mesh, dtype))
-    return Run(config, _make_model(config, mesh), params, tokenizer, 0, mesh)
+    return Run(config, _make_model(config, mesh), params, tokenizer, 0, mesh, generation)
 
 
 def _make_model(config: RunConfig, mesh: Mesh | None) -> Transformer:

@@ -7,6 +7,7 @@ This module does the rest, because the library copies every tensor it reads and 
 
 import json
 import math
+import re
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F32": np.dtype("float32"), "F16": np.dtype("float16"), "BF16": np.dtype(ml_dtypes.bfloat16)}
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack")
 MAX_FILE_BYTES = 5 * 10**9
+UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}  # decimal, as in transformers
 
 
 class Tensor(NamedTuple):
@@ -121,6 +123,15 @@ def _check_index(directory: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 # ---------------------------------------------------------------- writing
+def parse_size(text: str) -> int:
+    """Return the number of bytes that a text such as "200MB" stands for."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?B)\s*", text, re.IGNORECASE)
+    num_bytes = 0 if match is None else int(float(match[1]) * UNITS[match[2].upper()])
+    if num_bytes < 1:
+        raise UserError(f"shard size '{text}': must be a positive number with a unit, such as 200MB or 5GB")
+    return num_bytes
+
+
 class TensorPlan(NamedTuple):
     """A tensor to write; `make` computes it only when it is written, to save memory."""
 
@@ -152,8 +163,12 @@ def write_weights(directory: Path, plans: Iterable[TensorPlan], max_bytes: int =
         name = f"model-{i + 1:05d}-of-{len(files):05d}.safetensors"
         _write_file(directory / name, tensors)
         weight_map |= {tensor.name: name for tensor in tensors}
-    total = sum(tensor.num_bytes for tensors in files for tensor in tensors)
-    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    tensors = [tensor for tensors in files for tensor in tensors]
+    metadata = {
+        "total_parameters": sum(math.prod(tensor.shape) for tensor in tensors),
+        "total_size": sum(tensor.num_bytes for tensor in tensors),
+    }
+    index = {"metadata": metadata, "weight_map": dict(sorted(weight_map.items()))}
     (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 

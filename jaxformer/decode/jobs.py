@@ -18,47 +18,93 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from jaxformer.decode.api import decode, generate, make_requests, stream
 from jaxformer.decode.beam_search import BeamSearchConfig, Hypothesis
+from jaxformer.decode.defaults import complete_beams, complete_settings
 from jaxformer.decode.sampling import make_sampling_config
 from jaxformer.decode.slots import Completion, DecodeRequest
+from jaxformer.decode.text import Conversation
 from jaxformer.errors import UserError
 from jaxformer.run import Run
 
-COPIED_FIELDS = ("id", "prompt", "ids")  # fields of an input line that are copied to its output line
+PROMPT_FIELDS = {"prompt": "a text", "ids": "a list of token ids", "messages": "a list of messages"}
+COPIED_FIELDS = ("id", *PROMPT_FIELDS)  # fields of an input line that are copied to its output line
 
 
 # ---------------------------------------------------------------- called by the command line
-def generate_to_terminal(
-    run: Run, prompts: Sequence[str], settings: Mapping[str, Any], beams: Mapping[str, Any], batch_size: int
-) -> None:
+@dataclass(frozen=True)
+class Job:
+    """The settings of all prompts. Settings in an input line take precedence."""
+
+    settings: Mapping[str, Any]
+    batch_size: int
+    beam: BeamSearchConfig | None = None
+    chat: bool = False
+    """Whether prompts are formatted with the chat template; a text is then one user message."""
+    system: str | None = None
+    """The system message of conversations that have none."""
+
+    def as_json(self) -> dict[str, Any]:
+        # The batch size is left out: it does not change the outputs, so a job may be resumed with another one.
+        return {
+            "settings": dict(self.settings),
+            "beam": None if self.beam is None else vars(self.beam),
+            "chat": {"system": self.system} if self.chat else None,
+        }
+
+    def make_prompt(self, prompt: Any) -> Any:
+        """Make a conversation of a text or of messages if this is a chat."""
+        if not self.chat:
+            return prompt
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        roles = [message.get("role") for message in messages if isinstance(message, Mapping)]
+        if self.system is not None and "system" not in roles:
+            messages = [{"role": "system", "content": self.system}, *messages]
+        return Conversation(messages)
+
+
+def make_job(
+    run: Run,
+    settings: Mapping[str, Any],
+    beams: Mapping[str, Any],
+    batch_size: int,
+    *,
+    chat: bool = False,
+    system: str | None = None,
+) -> Job:
+    """Validate the options of the command line.
+
+    Args:
+      beams: num_beams, length_penalty and early_stopping; None for the model's default.
+    """
+    if batch_size < 1:
+        raise UserError(f"--batch-size {batch_size}: must be at least 1")
+    beam = complete_beams(run, beams)
+    beam = None if beam.num_beams == 1 else beam
+    config = make_sampling_config(complete_settings(run, settings, beam))
+    if beam is not None:
+        beam.check_settings(config)
+    return Job(settings, batch_size, beam, chat, system)
+
+
+def generate_to_terminal(run: Run, prompts: Sequence[str], job: Job) -> None:
     """Print the outputs: a single one while it is generated, several in input order, each when it is complete."""
-    if len(prompts) == 1 and beams["num_beams"] == 1 and settings.get("num_samples", 1) == 1:
-        for piece in stream(run, prompts[0], **settings):
+    texts, settings = [job.make_prompt(prompt) for prompt in prompts], job.settings
+    if len(texts) == 1 and job.beam is None and settings.get("num_samples", 1) == 1:
+        for piece in stream(run, texts[0], **settings):
             print(piece, end="", flush=True)
         print()
         return
-    for outputs in generate(run, iter(prompts), batch_size=batch_size, **beams, **settings):
+    beams = {"num_beams": 1}
+    if job.beam is not None:
+        beams = {name: getattr(job.beam, name) for name in ("num_beams", "length_penalty", "early_stopping")}
+    for outputs in generate(run, iter(texts), batch_size=job.batch_size, **beams, **settings):
         for output in outputs if "num_samples" in settings else [outputs]:
             print(output, flush=True)
 
 
-def generate_to_file(
-    run: Run,
-    origin: str,
-    source: str,
-    target: str,
-    settings: Mapping[str, Any],
-    beams: Mapping[str, Any],
-    batch_size: int,
-) -> None:
+def generate_to_file(run: Run, origin: str, source: str, target: str, job: Job) -> None:
     """Run a job with a progress bar, and print how many lines had errors."""
-    config = make_sampling_config(settings)
-    if batch_size < 1:
-        raise UserError(f"--batch-size {batch_size}: must be at least 1")
-    beam = None if beams["num_beams"] == 1 else BeamSearchConfig(**beams)
-    if beam is not None:
-        beam.check_settings(config)
     columns = (TextColumn("generate"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    job, num_errors = Job(settings, batch_size, beam), 0
+    num_errors = 0
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("", total=count_lines(source))
 
@@ -73,19 +119,6 @@ def generate_to_file(
 
 
 # ---------------------------------------------------------------- jobs
-@dataclass(frozen=True)
-class Job:
-    """The settings of all lines. Settings in an input line take precedence."""
-
-    settings: Mapping[str, Any]
-    batch_size: int
-    beam: BeamSearchConfig | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        # The batch size is left out: it does not change the outputs, so a job may be resumed with another one.
-        return {"settings": dict(self.settings), "beam": None if self.beam is None else vars(self.beam)}
-
-
 @dataclass(frozen=True)
 class Line:
     """One line of the input; a line with an error has no requests."""
@@ -108,7 +141,9 @@ def generate_file(
     source, target = _existing_file(source), Path(target)
     if source.resolve() == target.resolve():
         raise UserError(f"--output {target}: is the same file as --input; choose another one")
-    _check_or_save_job(target, {"run": origin, "step": run.step, "input": source.name, **job.as_json()})
+    defaults = None if run.generation is None else dict(run.generation.settings)
+    what = {"run": origin, "step": run.step, "input": source.name, "defaults": defaults or None}
+    _check_or_save_job(target, {**what, **job.as_json()})
     finished = _finished_lines(source, target)
     count = len(finished)
     with target.open("a", encoding="utf-8") as out:
@@ -166,19 +201,22 @@ def _parse_line(raw: bytes) -> Mapping[str, Any]:
 
 
 def _line_requests(run: Run, fields: Mapping[str, Any], job: Job) -> list[DecodeRequest]:
-    present = [name for name in ("prompt", "ids") if name in fields]
-    if len(present) != 1:
-        raise UserError('must have either "prompt" (a text) or "ids" (a list of token ids)')
+    present = [name for name in PROMPT_FIELDS if name in fields]
+    allowed = ("prompt", "messages") if job.chat else ("prompt", "ids")
+    if len(present) != 1 or present[0] not in allowed:
+        words = [f'"{name}" ({PROMPT_FIELDS[name]})' for name in allowed]
+        hint = '; "messages" needs --chat' if "messages" in present and not job.chat else ""
+        raise UserError(f"must have either {' or '.join(words)}{hint}")
     name, prompt = present[0], fields[present[0]]
-    if isinstance(prompt, str) != (name == "prompt"):
-        raise UserError(f'"{name}" is {prompt!r}: must be {"a text" if name == "prompt" else "a list of token ids"}')
+    if not isinstance(prompt, str if name == "prompt" else list):
+        raise UserError(f'"{name}" is {prompt!r}: must be {PROMPT_FIELDS[name]}')
     line_settings = {name: value for name, value in fields.items() if name not in COPIED_FIELDS}
     if isinstance(line_settings.get("bias"), dict):
         # The keys of JSON objects are always strings, but token ids are integers.
         line_settings["bias"] = {
             int(key) if key.isdigit() else key: value for key, value in line_settings["bias"].items()
         }
-    return make_requests(run, prompt, {**job.settings, **line_settings}, job.beam)
+    return make_requests(run, job.make_prompt(prompt), {**job.settings, **line_settings}, job.beam)
 
 
 # ---------------------------------------------------------------- results

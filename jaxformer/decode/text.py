@@ -1,8 +1,9 @@
-"""Prompts (texts or id lists) to token ids, and new tokens to text: encoding, checks, decoding, stop strings."""
+"""Prompts (texts, id lists, conversations) to token ids, and new tokens to text: encoding, checks, stop strings."""
 
 import operator
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from jaxformer.data.tokenizer import Tokenizer, special_ids
 from jaxformer.errors import UserError
@@ -12,15 +13,32 @@ from jaxformer.typing import Array
 Text = TypeVar("Text", str, Sequence[int])
 
 
+@dataclass(frozen=True)
+class Conversation:
+    """A prompt in the form of chat messages; the model generates the reply."""
+
+    messages: Sequence[Mapping[str, Any]]
+
+
 # ---------------------------------------------------------------- text to ids
-def encode_request(run: Run, prompt: Text, max_new_tokens: int) -> list[int]:
+def encode_request(run: Run, prompt: Text | Conversation, max_new_tokens: int) -> list[int]:
     """The ids the model reads for a prompt: a decoder's prompt, or the source of an encoder-decoder."""
     has_source = run.config.model.shape == "encoder-decoder"
-    ids = (encode_sources if has_source else encode_prompts)(run, [prompt])[0]
+    if isinstance(prompt, Conversation):
+        ids = encode_conversation(run, prompt)
+    else:
+        ids = (encode_sources if has_source else encode_prompts)(run, [prompt])[0]
     check_context(run, [ids], "prompt", 0 if has_source else max_new_tokens)
     if has_source:
         check_context(run, [[decoder_start_id(run)]], "output", max_new_tokens)
     return ids
+
+
+def encode_conversation(run: Run, conversation: Conversation) -> list[int]:
+    """Encode messages with the chat template, which writes every special token itself."""
+    if run.tokenizer is None:
+        raise UserError("this model has no tokenizer, so it has no chat template: generate takes id lists")
+    return run.tokenizer.encode_chat(conversation.messages)
 
 
 def encode_prompts(run: Run, prompts: Sequence[Text]) -> list[list[int]]:

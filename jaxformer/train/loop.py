@@ -34,7 +34,7 @@ from jaxformer.train.report import (
 )
 from jaxformer.train.start import complete_config, first_state
 from jaxformer.train.state import TrainState
-from jaxformer.train.workdir import check_workdir, find_or_make_tokenizer, write_run_files
+from jaxformer.train.workdir import check_workdir, copy_generation_defaults, find_or_make_tokenizer, write_run_files
 
 
 def train(config: RunConfig, console: Console | None = None) -> Run:
@@ -66,6 +66,8 @@ def train(config: RunConfig, console: Console | None = None) -> Run:
             console.print(describe_complete_run(run_dir, start))
             return _make_run(program, state, tokenizer, start)
         write_run_files(config, tokenizer)  # only now, so that an invalid config leaves no run files behind
+        if start == 0:
+            copy_generation_defaults(config)
         console.print(describe_model(program, state, start))
 
         # -------------------------------------------------------- loop

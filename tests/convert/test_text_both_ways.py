@@ -1,6 +1,7 @@
 """Imported, exported and trained models generate the same text in jaxformer and in transformers."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -132,6 +133,26 @@ def test_import_generate_export_on_the_command_line(llama_dir, tmp_path, jaxform
     assert generate(load(out), PROMPTS, NEW) == wanted
     for name in ("tokenizer.json", "tokenizer_config.json", "model.safetensors"):
         assert (out / name).read_bytes() == (llama_dir / name).read_bytes()
+
+
+def test_import_and_export_keep_the_chat_template(llama_dir, tmp_path, jaxformer):
+    """The reply and the ids of the conversation are those of transformers."""
+    source = shutil.copytree(llama_dir, tmp_path / "source")
+    template = "{{ bos_token }}{% for m in messages %}{{ m.role + ' ' + m.content + eos_token }}{% endfor %} the"
+    (source / "chat_template.jinja").write_text(template)
+    generation = {"max_new_tokens": NEW, "repetition_penalty": 1.4, "eos_token_id": 2}
+    (source / "generation_config.json").write_text(json.dumps(generation))
+    jaxformer("import", source, tmp_path / "run")
+    jaxformer("export", tmp_path / "run", tmp_path / "out")
+    messages = [{"role": "user", "content": PROMPTS[0]}]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")
+    row = model.generate(**inputs, do_sample=False)[0].tolist()
+    before, whole = (tokenizer.decode(ids, skip_special_tokens=True) for ids in (inputs["input_ids"][0], row))
+    assert whole != before
+    for path in (source, tmp_path / "run", tmp_path / "out"):
+        assert jaxformer("generate", path, "--chat", "--prompt", PROMPTS[0]) == whole[len(before) :] + "\n"
 
 
 def test_command_line_error_is_one_line(llama_dir, tmp_path, jaxformer):

@@ -14,8 +14,9 @@ import transformers
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
+from jaxformer.cli import main
 from jaxformer.convert.export import export_model
-from jaxformer.convert.weights import TensorPlan, Weights, write_weights
+from jaxformer.convert.weights import TensorPlan, Weights, parse_size, write_weights
 from jaxformer.errors import UserError
 from jaxformer.exchange import export_run, import_run
 from jaxformer.layers import abstract_params
@@ -57,7 +58,8 @@ def test_many_small_files(run_dir, sample_dir, tmp_path):
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
     stored = load_file(sample_dir("llama") / "model.safetensors")
     assert index["weight_map"].keys() == stored.keys()
-    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in stored.values())
+    size = sum(tensor.nbytes for tensor in stored.values())
+    assert index["metadata"] == {"total_parameters": size // 4, "total_size": size}
     _assert_same(_all_tensors(tmp_path / "out"), stored)
     again = load(tmp_path / "out")
     jax.tree.map(np.testing.assert_array_equal, again.params, load(run_dir).params)
@@ -71,6 +73,35 @@ def test_tensor_larger_than_max_bytes_gets_its_own_file(run_dir, sample_dir, tmp
     stored = load_file(sample_dir("llama") / "model.safetensors")
     assert len(list((tmp_path / "out").glob("*.safetensors"))) == len(stored)
     _assert_same(_all_tensors(tmp_path / "out"), stored)
+
+
+def test_shard_size_on_the_command_line(run_dir, sample_dir, tmp_path):
+    assert main(["export", str(run_dir), str(tmp_path / "out"), "--shard-size", "20KB"]) == 0
+    theirs = transformers.LlamaForCausalLM.from_pretrained(sample_dir("llama"))
+    theirs.save_pretrained(tmp_path / "theirs", max_shard_size="20KB")
+    ours, wanted = (
+        json.loads((tmp_path / name / "model.safetensors.index.json").read_text()) for name in ("out", "theirs")
+    )
+    assert ours["metadata"] == wanted["metadata"]
+    assert ours["weight_map"].keys() == wanted["weight_map"].keys()
+    assert main(["export", str(run_dir), str(tmp_path / "whole")]) == 0
+    assert [file.name for file in (tmp_path / "whole").glob("*.safetensors*")] == ["model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("5GB", 5 * 10**9), ("200MB", 2 * 10**8), ("1.5 kb", 1500), ("7B", 7), ("2tb", 2 * 10**12)]
+)
+def test_sizes(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "5", "GB", "0GB", "0.1B", "-1GB", "5 G", "5GiB", "1e3MB", "nanGB"])
+def test_invalid_sizes(text, tmp_path, run_dir, capsys):
+    with pytest.raises(UserError, match="must be a positive number with a unit"):
+        parse_size(text)
+    assert main(["export", str(run_dir), str(tmp_path / "out"), f"--shard-size={text}"]) == 1
+    assert capsys.readouterr().err.startswith(f"error: shard size '{text}': must be")
+    assert not list(tmp_path.iterdir())
 
 
 def test_load_files_sharded_by_transformers(sample_run, tmp_path, sample_dir):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -26,6 +27,7 @@ from jaxformer.config import (
 from jaxformer.evaluate.loop import METRICS, Evaluation
 from jaxformer.evaluate.report import evaluate, format_metrics
 from jaxformer.models.vaswani import vaswani
+from jaxformer.run import load
 from jaxformer.train.loop import train
 
 
@@ -101,6 +103,14 @@ def test_evaluate_on_several_devices_from_the_command_line(finished):
     eight_devices = format_metrics(evaluate(finished.workdir, overrides))
     assert result.stdout.strip() == eight_devices.strip()
     assert "held-out perplexity" in eight_devices
+
+
+def test_metrics_do_not_use_generation_config(finished, tmp_path, monkeypatch):
+    workdir = shutil.copytree(finished.workdir, tmp_path / "run")
+    (workdir / "generation_config.json").write_text('{"repetition_penalty": 2.0}')
+    assert load(workdir).generation.settings == {"repetition_penalty": 2.0}
+    monkeypatch.setitem(METRICS, "exact_match", lambda config, run, heldout: {"ignored": run.generation is None})
+    assert evaluate(workdir)["ignored"]
 
 
 def test_without_held_out_data_nothing_is_due(finished):

@@ -7,13 +7,14 @@ tokens that a trained model expects around a text.
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from etils import epath
 
 from jaxformer.config import ModelConfig
+from jaxformer.data.tokenizer.chat import render_chat
 from jaxformer.errors import UserError
 from jaxformer.rundir import write_file
 
@@ -47,6 +48,25 @@ class Tokenizer(ABC):
     def encode_source(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode inputs for an encoder: the text, then eos."""
         return [[*ids, self.eos_id] for ids in self.encode_inputs(texts)]
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Encode a conversation up to the beginning of the reply; the chat template writes all special tokens."""
+        if self.chat_template is None:
+            raise UserError(
+                "this tokenizer has no chat template: chat needs the tokenizer.json of a Hugging Face directory, and "
+                "its chat_template in tokenizer_config.json or in chat_template.jinja"
+            )
+        return self.encode(render_chat(self.chat_template, messages, self.named_tokens))
+
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja template that writes a conversation as text; only Hugging Face tokenizers can have one."""
+        return None
+
+    @property
+    def named_tokens(self) -> dict[str, str]:
+        """The special tokens that a chat template can use, by name."""
+        return {}
 
     def decode(self, ids: Iterable[int]) -> str:
         """Decode ids to text, dropping pad, bos and eos."""

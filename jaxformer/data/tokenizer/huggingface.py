@@ -19,7 +19,8 @@ from jaxformer.errors import UserError
 TOKENIZER_FILE = "tokenizer.json"
 SETTINGS_FILE = "tokenizer_config.json"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
-SIDE_FILES = (SETTINGS_FILE, SPECIAL_TOKENS_FILE, "chat_template.jinja")
+CHAT_TEMPLATE_FILE = "chat_template.jinja"
+SIDE_FILES = (SETTINGS_FILE, SPECIAL_TOKENS_FILE, CHAT_TEMPLATE_FILE)
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # Default tokens of the tokenizer classes in transformers; older directories rely on them and name no tokens.
@@ -64,6 +65,19 @@ class HuggingFace(Tokenizer):
     def encode_source(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode inputs for an encoder, with the special tokens that the post-processor of `tokenizer.json` adds."""
         return self._encode(texts, add_special_tokens=True)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The template in `chat_template.jinja` or else in `tokenizer_config.json`; of several, the one for chat."""
+        if CHAT_TEMPLATE_FILE in self._files:
+            return _decode_utf8(self._files[CHAT_TEMPLATE_FILE], CHAT_TEMPLATE_FILE)
+        return _default_template(self._settings.get("chat_template"))
+
+    @property
+    def named_tokens(self) -> dict[str, str]:
+        more = self._settings.get("extra_special_tokens")
+        named = {name: self._settings.get(name) for name in NAMED_TOKENS} | (more if isinstance(more, dict) else {})
+        return {name: _content(token) for name, token in named.items() if token}
 
     def files(self) -> dict[str, bytes]:
         return dict(self._files)
@@ -124,6 +138,26 @@ def _json_object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{name} does not hold a JSON object: fetch or save it again")
     return value
+
+
+def _default_template(value: Any) -> str | None:
+    """Return the chat template in the settings, or the one named "default" if there are several."""
+    if value is None or isinstance(value, str):
+        return value
+    try:
+        templates = value if isinstance(value, dict) else {named["name"]: named["template"] for named in value}
+    except (TypeError, KeyError):
+        raise UserError(f"{SETTINGS_FILE}: chat_template must be a text or a list of named templates") from None
+    if not isinstance(templates.get("default"), str):
+        raise UserError(f"{SETTINGS_FILE}: none of the chat templates {', '.join(templates)} is named 'default'")
+    return templates["default"]
+
+
+def _decode_utf8(content: bytes, name: str) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{name} is not UTF-8 text ({error}): fetch or save it again") from None
 
 
 def _backend(content: bytes, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
