@@ -10,7 +10,7 @@ import difflib
 import json
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, TypeVar, Union
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -50,16 +50,16 @@ def _assign(annotation: Any, node: Any, path: list[str], value: str, key: str) -
         return
     fields = _fields(annotation, node)
     if name not in fields:
-        raise UserError(_unknown_field(key, path, fields))
+        raise UserError(f"override {unknown_field(key, path, fields)}")
     child = fields[name]
     if not rest:
         parsed = _parse(child, value, key)
-        if name == "kind" and parsed != node.get("kind") and len(_models(annotation)) > 1:
+        if name == "kind" and parsed != node.get("kind") and len(member_models(annotation)) > 1:
             _switch_kind(annotation, node, parsed)
         node[name] = parsed
         return
     if node.get(name) is None:
-        if not _models(child):
+        if not member_models(child):
             raise UserError(f"override '{key}': '{name}' has no fields")
         node[name] = {}
     elif not isinstance(node[name], dict | list):
@@ -71,7 +71,7 @@ def _assign_item(annotation: Any, node: list, path: list[str], value: str, key: 
     name, rest = path[0], path[1:]
     if not name.isdigit() or int(name) >= len(node):
         raise UserError(f"override '{key}': '{name}' is not an index below {len(node)}")
-    item = _item_type(annotation)
+    item = item_type(annotation)
     if rest and isinstance(node[int(name)], dict | list):
         _assign(item, node[int(name)], rest, value, key)
     elif rest:
@@ -89,7 +89,7 @@ def _switch_kind(annotation: Any, node: dict, kind: str) -> None:
 
 
 def _model_of_kind(annotation: Any, kind: Any) -> type[BaseModel] | None:
-    return next((m for m in _models(annotation) if m.model_fields["kind"].default == kind), None)
+    return next((m for m in member_models(annotation) if m.model_fields["kind"].default == kind), None)
 
 
 def _accepts(field: FieldInfo, value: Any) -> bool:
@@ -102,7 +102,7 @@ def _accepts(field: FieldInfo, value: Any) -> bool:
 
 def _fields(annotation: Any, node: dict) -> dict[str, Any]:
     """Types of the fields that a node may have, by name; the `kind` of the node selects the member of a union."""
-    models = _models(annotation)
+    models = member_models(annotation)
     if len(models) > 1:
         chosen = [m for m in models if m.model_fields["kind"].default == node.get("kind")]
         kinds = typing.Literal[tuple(m.model_fields["kind"].default for m in models)]
@@ -120,11 +120,13 @@ def _arms(annotation: Any) -> list[Any]:
     return [] if annotation is type(None) else [annotation]
 
 
-def _models(annotation: Any) -> list[type[BaseModel]]:
+def member_models(annotation: Any) -> list[type[BaseModel]]:
+    """The config classes in a union, or the class itself."""
     return [arm for arm in _arms(annotation) if isinstance(arm, type) and issubclass(arm, BaseModel)]
 
 
-def _item_type(annotation: Any) -> Any:
+def item_type(annotation: Any) -> Any:
+    """The type of the items of a list."""
     tuples = [arm for arm in _arms(annotation) if typing.get_origin(arm) is tuple]
     return typing.get_args(tuples[0])[0]
 
@@ -147,11 +149,12 @@ def _parse(annotation: Any, text: str, key: str) -> Any:
     raise UserError(f"override '{key}={text}': {reasons}")
 
 
-def _unknown_field(key: str, path: list[str], fields: dict[str, Any]) -> str:
+def unknown_field(key: str, path: list[str], fields: Iterable[str]) -> str:
+    """Say that the first name of `path`, the rest of a key, is none of the fields, and name the nearest ones."""
     name, parent = path[0], key.split(".")[: -len(path)]
     near = difflib.get_close_matches(name, fields, n=3, cutoff=0.5)
     shown = ", ".join(".".join([*parent, n]) for n in (near or sorted(fields)))
-    return f"override '{key}': no field '{name}'; " + (f"did you mean {shown}?" if near else f"there are: {shown}")
+    return f"'{key}': no field '{name}'; " + (f"did you mean {shown}?" if near else f"there are: {shown}")
 
 
 def explained(error: ValidationError, cls: Any = None) -> list[str]:
@@ -175,11 +178,11 @@ def _keys(annotation: Any, location: tuple[str | int, ...]) -> list[str]:
     if not location:
         return []
     part, rest = location[0], location[1:]
-    models = _models(annotation)
+    models = member_models(annotation)
     if len(models) > 1:
         chosen = _model_of_kind(annotation, part)
         return _keys(chosen, rest) if chosen else [str(part), *_keys(None, rest)]
     if isinstance(part, int):
-        return [str(part), *_keys(_item_type(annotation) if annotation else None, rest)]
+        return [str(part), *_keys(item_type(annotation) if annotation else None, rest)]
     field = models[0].model_fields.get(part) if models else None
     return [str(part), *_keys(field and field.annotation, rest)]
