@@ -52,7 +52,8 @@ def complete_config(config: RunConfig) -> RunConfig:
         data = data.replace(tokenizer=earlier.data.tokenizer) if takes_tokenizer else data
     else:
         model = model or read_model(start)
-        data = data.replace(tokenizer=DirectoryTokenizer(path=start.path)) if takes_tokenizer else data
+        if takes_tokenizer:
+            data = data.replace(tokenizer=DirectoryTokenizer(path=str(local_directory(start.path))))
     return config.replace(model=model, data=data)
 
 

@@ -1,6 +1,7 @@
 """What training prints: compilation, every evaluation, the loss curve, the time of each phase, what to try next."""
 
 import io
+import itertools
 import time
 
 import pytest
@@ -55,7 +56,7 @@ def test_a_loss_curve_is_one_connected_line(losses):
     assert rows[-1].split()[0] == f"{min(losses):.2f}"
     columns = [_dots([row[9:] for row in rows], column) for column in range(2 * width)]
     assert all(columns)
-    for before, after in zip(columns, columns[1:], strict=False):
+    for before, after in itertools.pairwise(columns):
         assert min(after) <= max(before) + 1
         assert min(before) <= max(after) + 1
 
