@@ -183,6 +183,7 @@ def config() -> jc.RunConfig:
             num_heads=3,  # attention heads
             mlp_dim=512,  # width of the MLPs, about 2.7 times embed_dim
             vocab_size={{vocab_size}},  # number of token ids, at least that of the tokenizer
+            context_length=1024,  # longest text in tokens, also for generation
             tied=True,  # the output projection shares the token embeddings
         ),
         data=jc.DataConfig(
