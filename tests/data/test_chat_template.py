@@ -235,7 +235,7 @@ def test_the_file_overrides_the_settings_and_is_kept(tmp_path):
         ([{"role": 3, "content": "x"}], "role=3"),
         ([{"role": "user"}], "message 0: content=None: must be a text"),
         ([{"role": "user", "content": 7}], "content=7"),
-        ([{"role": "user", "content": "x", "at": object()}], "must be made of texts, numbers, lists and dicts"),
+        ([{"role": "user", "content": "x", "at": {1}}], "must be made of texts, numbers, lists and dicts"),
     ],
     ids=str,
 )
