@@ -18,7 +18,15 @@ from jaxformer.train.program import train_program
 
 PACKAGE = Path(jaxformer.__file__).parent
 # Entry points of commands may ask JAX for the attached devices; all other modules get devices as arguments.
-ENTRY_POINTS = {"train/loop.py", "show.py", "bench/train.py", "bench/decode.py", "evaluate/report.py", "run.py"}
+ENTRY_POINTS = {
+    "cli.py",
+    "train/loop.py",
+    "show.py",
+    "bench/train.py",
+    "bench/decode.py",
+    "evaluate/report.py",
+    "run.py",
+}
 LOOK_UPS = {"devices", "device_count", "local_devices", "local_device_count", "default_backend"}
 
 

@@ -238,9 +238,9 @@ def test_forward_returns_logits_of_an_encoder_decoder(pair_of):
 @pytest.mark.parametrize(
     ("name", "types", "message"),
     [
-        ("llama", [[0, 0]], "has no types"),
+        ("llama", [[0, 0]], "has no token type embeddings"),
         ("bert pooled", [[0]], r"\(1, 1\) but tokens \(1, 2\)"),
-        ("bert pooled", [[0, 2]], "hold 2, but this model has 2: use 0 to 1"),
+        ("bert pooled", [[0, 2]], "contain 2, but this model has 2 token types: use 0 to 1"),
     ],
 )
 def test_invalid_token_types_are_rejected(name, types, message, pair_of):
