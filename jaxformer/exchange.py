@@ -78,7 +78,7 @@ def export_run(
             max_bytes=max_bytes,
         )
         if run.tokenizer is not None:
-            check_vocabulary(run.tokenizer, model.vocab_size, "model.vocab_size")
+            check_vocabulary(run.tokenizer, model)
             for name, content in huggingface_files(run.tokenizer, model.shape).items():
                 (partial / name).write_bytes(content)
         if run.generation is not None:

@@ -137,7 +137,7 @@ def _load_run(path: Path, step: int | None, mesh: Mesh | None) -> Run:
 def _load_hugging_face(path: Path, mesh: Mesh | None, dtype: jnp.dtype) -> Run:
     files, tokenizer = HuggingFaceDirectory(path), find_tokenizer(path)
     if tokenizer is not None:
-        check_vocabulary(tokenizer, files.model.vocab_size, f"'{path / 'config.json'}': vocab_size")
+        check_vocabulary(tokenizer, files.model, f"'{path / 'config.json'}': ")
     config, generation = RunConfig(model=files.model), read_generation_defaults(path, files.model)
     params = files.params(_abstract(files.model, mesh, dtype))
     return Run(config, _make_model(config, mesh), params, tokenizer, 0, mesh, generation)

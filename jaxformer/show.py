@@ -169,9 +169,11 @@ def _describe_hugging_face(files: HuggingFaceDirectory) -> list[str]:
 
 def _describe_tokenizer(directory: Path) -> str:
     tokenizer = find_tokenizer(directory)
-    return "tokenizer: " + (
-        "none" if tokenizer is None else f"{type(tokenizer).__name__} with {tokenizer.vocab_size:,} ids"
-    )
+    if tokenizer is None:
+        return "tokenizer: none"
+    source_size = tokenizer.source_vocab_size
+    source = "" if source_size == tokenizer.vocab_size else f", {source_size:,} source ids"
+    return f"tokenizer: {type(tokenizer).__name__} with {tokenizer.vocab_size:,} ids{source}"
 
 
 # ---------------------------------------------------------------- sizes

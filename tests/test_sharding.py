@@ -148,6 +148,17 @@ def test_presets_with_divisible_sizes_are_sharded():
         param_shardings(axes, shapes, mesh)
 
 
+def test_both_vocabularies_are_sharded():
+    model = preset("marian-opus-en-de").replace(vocab_size=4096, source_vocab_size=6144, special={})
+    shapes, axes = abstract_params(model)
+    shardings = param_shardings(axes, shapes, abstract_mesh(fsdp=4, tensor=2))["embedding"]
+    assert shardings["source_tokens"].spec == shardings["tokens"].spec
+    assert shardings["source_tokens"].shard_shape((6144, 512)) == (3072, 128)
+    with pytest.raises(UserError, match=r"embedding/source_tokens: .*6145"):
+        shapes, axes = abstract_params(model.replace(source_vocab_size=6145))
+        param_shardings(axes, shapes, abstract_mesh(fsdp=4, tensor=2))
+
+
 def _is_indivisible(path, shape, axes) -> bool:
     for part in path.split("/"):
         axes = axes[part]

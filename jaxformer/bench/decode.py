@@ -56,7 +56,7 @@ class DecodeBench:
     def __init__(self, case: Case, run: Run | None = None) -> None:
         self.case = case
         self.run = random_run(case) if run is None else run
-        rng, vocab_size = np.random.default_rng(0), self.run.config.model.vocab_size
+        rng, vocab_size = np.random.default_rng(0), self.run.config.model.encoder_vocab_size
         self.prompts = rng.integers(3, vocab_size - 1, (case.batch, case.prompt)).tolist()
         with _compilations() as compiled:
             self.first_token()

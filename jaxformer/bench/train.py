@@ -60,16 +60,15 @@ def random_batch(config: RunConfig) -> Batch:
     """Random tokens, with two packed documents per row and no padding."""
     rng = np.random.default_rng(0)
 
-    def tokens(length: int) -> Tokens:
+    def tokens(length: int, vocab_size: int) -> Tokens:
         shape = (config.data.batch_size, length)
         segments = np.where(np.arange(length) < length // 2, 1, 2).astype(np.int32)
-        return packed_tokens(
-            rng.integers(0, config.model.vocab_size, shape, dtype=np.int32), np.broadcast_to(segments, shape)
-        )
+        return packed_tokens(rng.integers(0, vocab_size, shape, dtype=np.int32), np.broadcast_to(segments, shape))
 
-    target, (length, source_length) = tokens(config.data.length), config.data.batch_layout
+    model, (length, source_length) = config.model, config.data.batch_layout
+    target = tokens(length, model.vocab_size)
     weights = np.ones((config.data.batch_size, length), np.float32)
-    source = tokens(source_length) if source_length else None
+    source = tokens(source_length, model.encoder_vocab_size) if source_length else None
     return Batch(target, np.roll(target.ids, -1, axis=1), weights, source)
 
 

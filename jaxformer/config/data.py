@@ -143,7 +143,7 @@ class SentencePieceTokenizer(Config):
 
     kind: Literal["sentencepiece"] = "sentencepiece"
     path: str | None = None
-    """SentencePiece `.model` file to load. None: train a model with `model.vocab_size` pieces on `data.train`."""
+    """SentencePiece `.model` file to load. None: train one on `data.train` with as many pieces as the model has ids."""
     algorithm: Literal["unigram", "bpe"] = "unigram"
     """Training algorithm: unigram language model (unigram) or byte-pair encoding (bpe). Not used with `path`."""
     byte_fallback: bool = True
@@ -189,6 +189,8 @@ class DataConfig(Config):
     """Held-out examples for evaluation: a source, or `split` for a part of `train`. None: no evaluation."""
     tokenizer: Tokenizer = SentencePieceTokenizer()
     """Tokenizer of all texts. With `train.start`, the default is replaced by the tokenizer of that directory."""
+    source_tokenizer: Tokenizer | None = None
+    """Tokenizer of the inputs of a model with `model.source_vocab_size`. None: `tokenizer` encodes both sides."""
     objective: Objective = Causal()
     """Training objective; it must support the model's shape."""
     length: PositiveInt = 256

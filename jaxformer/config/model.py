@@ -405,7 +405,8 @@ class RecurrentConfig(Config):
 class EmbeddingConfig(Config):
     """Token, position and type embeddings.
 
-    The encoder and decoder of one model share token embeddings, but not learned position embeddings and norms."""
+    The encoder and decoder of one model share token embeddings, unless the model has a `source_vocab_size`, but not
+    learned position embeddings and norms."""
 
     position: Annotated[Sinusoidal | Learned, Field(discriminator="kind")] | None = None
     """Position embeddings added to the token embeddings. None: no position embeddings."""
@@ -487,6 +488,8 @@ class ModelConfig(Config):
 
     vocab_size: PositiveInt
     """Number of token ids; may be larger than the tokenizer's vocabulary."""
+    source_vocab_size: PositiveInt | None = None
+    """Number of token ids of the source, which then has its own embedding table. None: the source uses `vocab_size`."""
     embed_dim: PositiveInt
     """Channels of the embeddings and of the residual stream."""
     embedding: EmbeddingConfig = EmbeddingConfig()
@@ -513,6 +516,11 @@ class ModelConfig(Config):
         return "decoder-only" if self.decoder is not None else "encoder-only"
 
     @property
+    def encoder_vocab_size(self) -> int:
+        """Number of token ids that the encoder reads."""
+        return self.source_vocab_size or self.vocab_size
+
+    @property
     def max_length(self) -> int | None:
         """Maximum sequence length in tokens; None if there is no limit."""
         limits = (self.context_length, getattr(self.embedding.position, "max_length", None))
@@ -532,6 +540,11 @@ class ModelConfig(Config):
                 )
         if self.encoder is not None and any(b.cross_attention is not None for b in self.encoder.blocks):
             raise ValueError("encoder has cross_attention: only a decoder attends to another stack, set it to none")
+        if self.source_vocab_size is not None and self.shape != "encoder-decoder":
+            raise ValueError(
+                f"source_vocab_size={self.source_vocab_size} on a model that is {self.shape}: only an encoder-decoder "
+                "has a source, set it to none"
+            )
         if self.embedding.position is not None and self.embedding.position.kind == "sinusoidal" and self.embed_dim % 2:
             raise ValueError(f"embed_dim={self.embed_dim} is odd: sinusoidal positions need an even number")
         for name, id in self._special_ids():

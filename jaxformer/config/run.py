@@ -65,9 +65,9 @@ class TrainConfig(Config):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """dtype of activations; parameters are always float32. auto: bfloat16 on TPU and GPU, float32 on CPU."""
     remat: Literal["none", "full", "dots"] = "dots"
-    """Recomputed in the backward pass. none: nothing; full: whole blocks; dots: all but matrix products and attention."""
+    """What the backward pass recomputes. none: nothing; full: whole blocks; dots: all but matmuls and attention."""
     unroll: PositiveInt | Literal["all"] = 1
-    """Repeats of the layer pattern per iteration of the scan over layers, or `all`: no scan. Parameters do not change."""
+    """Layer patterns per iteration of the scan over layers, or `all`: no scan; parameters do not depend on it."""
     attention: Literal["auto", "reference", "blocked"] = "auto"
     """Attention kernel. reference: all logits at once; blocked: one block of queries at a time; auto: the best one."""
     peak_flops: PositiveFloat | None = None
@@ -172,6 +172,7 @@ class RunConfig(Config):
             if self.model is not None:
                 _check_lengths(self)
                 _check_shape(self)
+                _check_tokenizers(self)
         _check_steps(self)
         _check_best(self)
         return self
@@ -226,10 +227,21 @@ def _check_shape(cfg: RunConfig) -> None:
                 f"evaluate.metrics.{i}.kind={metric.kind} needs a model that is {' or '.join(metric.shapes)}, but "
                 f"model is {cfg.model.shape}: remove that metric"
             )
-    if isinstance(cfg.data.tokenizer, ByteTokenizer) and cfg.model.vocab_size < 259:
+
+
+def _check_tokenizers(cfg: RunConfig) -> None:
+    data, model = cfg.data, cfg.model
+    if data.source_tokenizer is not None and model.source_vocab_size is None:
         raise ValueError(
-            f"model.vocab_size={cfg.model.vocab_size} is less than the 259 ids of the bytes tokenizer: set 259 or more"
+            "data.source_tokenizer is set but model.source_vocab_size is none, so that source and target share one "
+            "embedding table: set model.source_vocab_size, or set data.source_tokenizer=none"
         )
+    sizes = {"model.vocab_size": (data.tokenizer, model.vocab_size)}
+    if model.source_vocab_size is not None:
+        sizes["model.source_vocab_size"] = (data.source_tokenizer or data.tokenizer, model.source_vocab_size)
+    for name, (tokenizer, size) in sizes.items():
+        if isinstance(tokenizer, ByteTokenizer) and size < 259:
+            raise ValueError(f"{name}={size} is less than the 259 ids of the bytes tokenizer: set 259 or more")
 
 
 def _check_best(cfg: RunConfig) -> None:

@@ -49,15 +49,27 @@ def _norm(theirs: str, ours: str) -> list[Entry]:
     ]
 
 
+_SHARED = "model.shared.weight"
+_SOURCE, _TARGET = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
 _ENTRIES = (
-    entry("model.shared.weight", "embedding/tokens", "V D -> V D"),
+    entry(_SHARED, "embedding/tokens", "V D -> V D"),
     entry("lm_head.weight", "head/output/kernel", "V D -> D V"),
     entry("final_logits_bias", "head/bias", "1 V -> V"),
     *_stack("encoder"),
     *_stack("decoder"),
 )
-_COPIED = ("lm_head.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
-_COPIES = {name: "model.shared.weight" for name in _COPIED}
+_COPIES = dict.fromkeys(("lm_head.weight", _SOURCE, _TARGET), _SHARED)
+
+
+def _marian_entries(model: ModelConfig) -> tuple[Entry, ...]:
+    if model.source_vocab_size is None:
+        return _ENTRIES
+    source = entry(_SOURCE, "embedding/source_tokens", "V D -> V D")
+    return source, entry(_TARGET, "embedding/tokens", "V D -> V D"), *_ENTRIES[1:]
+
+
+def _marian_copies(model: ModelConfig) -> dict[str, str]:
+    return _COPIES if model.source_vocab_size is None else {"lm_head.weight": _TARGET}
 
 
 def _read_bart(fields: Fields, files: ModelFiles) -> ModelConfig:
@@ -75,9 +87,12 @@ def _read_bart(fields: Fields, files: ModelFiles) -> ModelConfig:
 def _read_marian(fields: Fields, files: ModelFiles) -> ModelConfig:
     fields.require("normalize_embedding", False)
     fields.require("static_position_embeddings", True)
-    fields.require("share_encoder_decoder_embeddings", True)
     shared = _read_common(fields)
-    fields.require("decoder_vocab_size", shared["vocab_size"])
+    source_size = shared["vocab_size"]
+    if fields.take("share_encoder_decoder_embeddings", True):
+        fields.require("decoder_vocab_size", source_size)
+    else:
+        shared |= {"vocab_size": fields.take("decoder_vocab_size", source_size), "source_vocab_size": source_size}
     return marian(
         **shared,
         context_length=fields.take("max_position_embeddings", 1024),
@@ -119,9 +134,13 @@ def _write_bart(model: ModelConfig) -> dict[str, Any]:
 
 
 def _write_marian(model: ModelConfig) -> dict[str, Any]:
+    pad, source_size = model.special.pad, model.encoder_vocab_size
+    if pad is not None and pad >= source_size:
+        raise ValueError(f"its padding id must be in both vocabularies, but special.pad={pad} >= {source_size}")
     return _write_common(model, "MarianMTModel") | {
+        "vocab_size": model.encoder_vocab_size,
         "decoder_vocab_size": model.vocab_size,
-        "share_encoder_decoder_embeddings": True,
+        "share_encoder_decoder_embeddings": model.source_vocab_size is None,
     }
 
 
@@ -166,8 +185,8 @@ FORMATS = (
         read=_read_marian,
         write=_write_marian,
         shape="encoder-decoder",
-        entries=_ENTRIES,
-        copies=_COPIES,
+        entries=_marian_entries,
+        copies=_marian_copies,
         ignored=(r"model\.(encoder|decoder)\.embed_positions\.weight",),  # sinusoidal positions, which are computed
     ),
 )
@@ -191,7 +210,16 @@ _MARIAN_SHAPE = _SHAPE | {
     "scale_embedding": True,
     "activation_function": "swish",
 }
+# More source ids than target ids, so that a wrong table or size is an error.
+_TWO_VOCABULARIES = {
+    "vocab_size": VOCAB + 16,
+    "decoder_vocab_size": VOCAB,
+    "share_encoder_decoder_embeddings": False,
+}
 SAMPLES = {
     "bart": Sample("bart-base", "bart", "BartForConditionalGeneration", "BartConfig", _SHAPE),
     "marian": Sample("marian-opus-en-de", "marian", "MarianMTModel", "MarianConfig", _MARIAN_SHAPE),
+    "marian two vocabularies": Sample(
+        "marian-opus-en-de", "marian", "MarianMTModel", "MarianConfig", _MARIAN_SHAPE | _TWO_VOCABULARIES
+    ),
 }

@@ -161,7 +161,7 @@ class HuggingFaceDirectory:
 
     def _check_unbound(self, names: set[str]) -> None:
         """Raise unless every tensor without a parameter is a copy of a tied weight or listed in `Format.ignored`."""
-        copies = {copy: original.format(base=self.base) for copy, original in self.format.copies.items()}
+        copies = {copy: original.format(base=self.base) for copy, original in self.format.tied(self.model).items()}
         for name in sorted(names):
             if name in copies:
                 self._check_copy(name, copies[name])

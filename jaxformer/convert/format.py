@@ -35,8 +35,9 @@ class Format:
     """Prefix of the tensor names in a model with a head, such as `bert.`; the model without a head has no prefix."""
     bare: str | None = None
     """Class name of the model without a head, such as `BertModel`; None if it is not supported."""
-    copies: Mapping[str, str] = field(default_factory=dict)
-    """Redundant copies of tied weights: the name of each copy, and of the tensor that it must equal."""
+    copies: Mapping[str, str] | Callable[[ModelConfig], Mapping[str, str]] = field(default_factory=dict)
+    """Redundant copies of tied weights: the name of each copy, and of the tensor that it must equal; or a function of
+    the model config."""
     ignored: tuple[str, ...] = ()
     """Regular expressions for tensors that are not loaded: constant buffers, and heads of other architectures."""
     renamed: Mapping[str, str] = field(default_factory=dict)
@@ -46,6 +47,9 @@ class Format:
 
     def table(self, model: ModelConfig) -> tuple[Entry, ...]:
         return self.entries(model) if callable(self.entries) else self.entries
+
+    def tied(self, model: ModelConfig) -> Mapping[str, str]:
+        return self.copies(model) if callable(self.copies) else self.copies
 
     def base_of(self, architecture: str) -> str:
         return "" if architecture == self.bare else self.base

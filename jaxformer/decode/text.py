@@ -48,7 +48,14 @@ def encode_prompts(run: Run, prompts: Sequence[Text]) -> list[list[int]]:
 
 def encode_sources(run: Run, sources: Sequence[Text]) -> list[list[int]]:
     """Encode inputs of an encoder. Special ids are added to texts, not to id lists; an empty input becomes eos."""
-    return [row or list(eos_ids(run)[:1]) or [0] for row in encode_texts(run, sources, "encode_source")]
+    return [row or _empty_source(run) for row in encode_texts(run, sources, "encode_source")]
+
+
+def _empty_source(run: Run) -> list[int]:
+    if run.config.model.source_vocab_size is None:
+        return list(eos_ids(run)[:1]) or [0]
+    # The eos ids of the model are those of the target.
+    return [0] if run.tokenizer is None else run.tokenizer.encode_source([""])[0] or [0]
 
 
 def encode_texts(run: Run, texts: Sequence[Text], method: str) -> list[list[int]]:
@@ -59,8 +66,8 @@ def encode_texts(run: Run, texts: Sequence[Text], method: str) -> list[list[int]
         return getattr(require_tokenizer(run), method)(list(texts)) if texts else []
     if any(isinstance(text, str) for text in texts):
         return [encode_texts(run, [text], method)[0] for text in texts]
-    rows = [_as_integers(row, i) for i, row in enumerate(texts)]
-    _check_ids(run, rows)
+    rows, model = [_as_integers(row, i) for i, row in enumerate(texts)], run.config.model
+    _check_ids(rows, model.encoder_vocab_size if method == "encode_source" else model.vocab_size)
     return rows
 
 
@@ -71,8 +78,7 @@ def _as_integers(row: object, i: int) -> list[int]:
         raise UserError(f"row {i} is neither a text nor a list of token ids: {row!r}") from None
 
 
-def _check_ids(run: Run, rows: list[list[int]]) -> None:
-    vocab_size = run.config.model.vocab_size
+def _check_ids(rows: list[list[int]], vocab_size: int) -> None:
     for i, row in enumerate(rows):
         bad = [t for t in row if not 0 <= t < vocab_size]
         if bad:

@@ -17,7 +17,8 @@ from jaxformer.typing import Tokens
 class Embedding(nn.Module):
     """The sum of token, position and token type embeddings.
 
-    With `both_sides`, the encoder of an encoder-decoder has its own position table and norm, named `source_*`.
+    With `both_sides`, the encoder of an encoder-decoder has its own position table and norm, named `source_*`, and with
+    `source_vocab_size` also its own token table.
     """
 
     config: EmbeddingConfig
@@ -26,23 +27,28 @@ class Embedding(nn.Module):
     kernel_init: Init
     runtime: Runtime = Runtime()
     both_sides: bool = False
+    source_vocab_size: int | None = None
 
     def setup(self) -> None:
-        cfg, shape = self.config, (self.vocab_size, self.embed_dim)
-        self.tokens: Table = weight_param(self, "tokens", self._init("vocab"), shape, DenseTable)
+        cfg = self.config
+        self.tokens = self._token_table("tokens", self.vocab_size)
         if cfg.num_types:
             self.types = self.param("types", self._init(None), (cfg.num_types, self.embed_dim))
         self.positions, self.norm = self._position_table("positions"), self._norm()
         if self.both_sides:
             self.source_positions, self.source_norm = self._position_table("source_positions"), self._norm()
+        if self.source_vocab_size is not None:
+            self.source_tokens = self._token_table("source_tokens", self.source_vocab_size)
 
     def __call__(self, tokens: Tokens, key: jax.Array | None = None, source: bool = False) -> jax.Array:
-        """`source` selects the position table and norm of the encoder of an encoder-decoder."""
+        """`source` selects the tables and the norm of the encoder of an encoder-decoder."""
         cfg, dtype = self.config, self.runtime.dtype
-        table, norm = self.positions, self.norm
+        words, table, norm = self.tokens, self.positions, self.norm
         if source and self.both_sides:
             table, norm = self.source_positions, self.source_norm
-        x_BTD = self.tokens.take(tokens.ids, dtype)
+        if source and self.source_vocab_size is not None:
+            words = self.source_tokens
+        x_BTD = words.take(tokens.ids, dtype)
         if cfg.scale:
             x_BTD = x_BTD * self.embed_dim**0.5
         if cfg.num_types:
@@ -55,6 +61,9 @@ class Embedding(nn.Module):
         if norm is not None:
             x_BTD = norm(x_BTD)
         return constrain(dropout(x_BTD, cfg.dropout, key), "batch", "length", None)
+
+    def _token_table(self, name: str, vocab_size: int) -> Table:
+        return weight_param(self, name, self._init("vocab"), (vocab_size, self.embed_dim), DenseTable)
 
     def _position_table(self, name: str) -> jax.Array | None:
         position = self.config.position

@@ -26,8 +26,8 @@ class Transformer(nn.Module):
     def setup(self) -> None:
         cfg = self.config
         shared = (cfg.vocab_size, cfg.embed_dim)
-        both_sides = cfg.shape == "encoder-decoder"
-        self.embedding = Embedding(cfg.embedding, *shared, cfg.init.embedding, self.runtime, both_sides)
+        sides = (cfg.shape == "encoder-decoder", cfg.source_vocab_size)
+        self.embedding = Embedding(cfg.embedding, *shared, cfg.init.embedding, self.runtime, *sides)
         if cfg.encoder is not None:
             self.encoder = Stack(cfg.encoder, cfg.embed_dim, cfg.init, self.runtime)
         if cfg.decoder is not None:

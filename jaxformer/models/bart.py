@@ -35,6 +35,7 @@ def bart(
     num_heads: int,
     mlp_dim: int,
     vocab_size: int = 50_265,
+    source_vocab_size: int | None = None,
     num_kv_heads: int | None = None,
     head_dim: int | None = None,
     num_decoder_layers: int | None = None,
@@ -72,6 +73,7 @@ def bart(
         position = position.replace(max_length=context_length)
     return ModelConfig(
         vocab_size=vocab_size,
+        source_vocab_size=source_vocab_size,
         embed_dim=embed_dim,
         embedding=EmbeddingConfig(
             position=position, scale=scale_embedding, norm=norm if embedding_norm else None, dropout=dropout

@@ -7,6 +7,7 @@ A parameter has the same name and meaning in every builder that takes it:
   None, heads divide `embed_dim` evenly; families whose published models do otherwise have another default.
 * `mlp_dim`: channels of the hidden layer of an MLP or expert.
 * `num_decoder_layers`, `num_decoder_heads`, `decoder_mlp_dim`: of an encoder-decoder; default to those of the encoder.
+  `source_vocab_size`: number of ids of the source, if it has its own embedding table.
 * `context_length`: maximum sequence length in tokens. None: no limit, or that of `position`.
 * `tied`: whether the token embeddings are also the output projection. `special`: ids of special tokens.
 * `dropout`: rate after the embeddings and each sub-layer. `attention_dropout`: rate of the attention probabilities.

@@ -12,6 +12,7 @@ _POSITION = Sinusoidal(layout="halves", max_length=512)
 def marian(
     *,
     vocab_size: int,
+    source_vocab_size: int | None = None,
     position: Sinusoidal = _POSITION,
     activation: Activation = "silu",
     scale_embedding: bool = True,
@@ -24,16 +25,20 @@ def marian(
     """Build a `bart` with sinusoidal positions, scaled embeddings without a norm, and SiLU.
 
     Args:
-      special: by default, the last id is both the padding and the decoder start id, and id 0 is eos.
+      special: by default, the last id that both vocabularies have is the padding and the decoder start id, and id 0 is
+        eos.
     """
-    last = vocab_size - 1
+    if special is None:
+        last = min(vocab_size, source_vocab_size or vocab_size) - 1
+        special = SpecialIds(eos=(0,), pad=last, decoder_start=last)
     return bart(
         vocab_size=vocab_size,
+        source_vocab_size=source_vocab_size,
         position=position,
         scale_embedding=scale_embedding,
         embedding_norm=embedding_norm,
         activation=activation,
-        special=special or SpecialIds(eos=(0,), pad=last, decoder_start=last),
+        special=special,
         dropout=dropout,
         attention_dropout=attention_dropout,
         **options,

@@ -36,6 +36,7 @@ def t5(
     num_heads: int,
     mlp_dim: int,
     vocab_size: int = 32_128,
+    source_vocab_size: int | None = None,
     num_kv_heads: int | None = None,
     head_dim: int | None = 64,
     num_decoder_layers: int | None = None,
@@ -84,6 +85,7 @@ def t5(
 
     return ModelConfig(
         vocab_size=vocab_size,
+        source_vocab_size=source_vocab_size,
         embed_dim=embed_dim,
         embedding=EmbeddingConfig(dropout=dropout),
         encoder=stack(encoder, num_layers),

@@ -31,6 +31,7 @@ def vaswani(
     num_heads: int,
     mlp_dim: int,
     vocab_size: int = 37_000,
+    source_vocab_size: int | None = None,
     num_kv_heads: int | None = None,
     head_dim: int | None = None,
     num_decoder_layers: int | None = None,
@@ -65,6 +66,7 @@ def vaswani(
         position = position.replace(max_length=context_length)
     return ModelConfig(
         vocab_size=vocab_size,
+        source_vocab_size=source_vocab_size,
         embed_dim=embed_dim,
         embedding=EmbeddingConfig(position=position, scale=True, dropout=dropout),
         encoder=StackConfig(num_layers=num_layers, pattern=(encoder,)),

@@ -64,6 +64,10 @@ DECODER_ONLY = {
         ["model.decoder=none"],
         ["encoder and decoder are both none", "at least one stack"],
     ),
+    "a source vocabulary without a source": (
+        ["model.source_vocab_size=300"],
+        ["source_vocab_size=300", "decoder-only", "only an encoder-decoder has a source", "set it to none"],
+    ),
     "a decoder without logits": (["model.head=none"], ["head=none", "set a head"]),
     "sinusoids of odd width": (
         ["model.embedding.position.kind=sinusoidal", "model.embed_dim=15"],
@@ -143,6 +147,14 @@ ENCODER_DECODER = {
     "objective of another shape": (
         ["data.objective.kind=causal"],
         ["data.objective.kind=causal", "decoder-only", "encoder-decoder", "change the objective or the stacks"],
+    ),
+    "a source tokenizer without a source vocabulary": (
+        ["data.source_tokenizer.kind=bytes"],
+        ["data.source_tokenizer is set", "model.source_vocab_size is none", "data.source_tokenizer=none"],
+    ),
+    "a source vocabulary smaller than the bytes": (
+        ["model.source_vocab_size=258"],
+        ["model.source_vocab_size=258", "259 ids of the bytes tokenizer"],
     ),
     "source rows longer than learned positions": (
         ['model.embedding.position={"kind": "learned", "max_length": 16}', "data.objective.input_length=17"],

@@ -235,7 +235,7 @@ def test_config_is_not_a_json_object(content, message, copy_sample, tmp_path):
         ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention = True is not supported"),
         ("t5", {"feed_forward_proj": "gated-mish"}, "feed_forward_proj = 'gated-mish' is not supported"),
         ("bart", {"normalize_before": True}, "normalize_before = True is not supported"),
-        ("marian", {"share_encoder_decoder_embeddings": False}, "share_encoder_decoder_embeddings = False is not"),
+        ("marian", {"decoder_vocab_size": 95}, "decoder_vocab_size = 95 is not supported"),
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type = 'relative_key' is not"),
         ("bert", {"is_decoder": True}, "is_decoder = True is not supported"),
         ("roberta", {"pad_token_id": None}, "field 'pad_token_id' is missing"),

@@ -160,6 +160,18 @@ def test_sinusoids_of_another_toolkit_cannot_be_exported_as_marian():
         find_format(model, "marian")
 
 
+def test_the_padding_id_of_marian_must_be_in_both_vocabularies():
+    model = preset("marian-opus-en-de").replace(source_vocab_size=58_101)
+    assert find_format(model)[0].model_type == "marian"
+    with pytest.raises(UserError, match=r"marian: .*special\.pad=58100 >= 58100"):
+        find_format(model.replace(source_vocab_size=58_100))
+
+
+def test_only_marian_has_two_vocabularies():
+    with pytest.raises(UserError, match=r"bart: .*it has no tensor for parameter embedding/source_tokens"):
+        find_format(preset("bart-base").replace(source_vocab_size=50_265))
+
+
 def test_find_format_by_model_type():
     assert find_format(preset("smollm2-135m"), "llama")[0].model_type == "llama"
     with pytest.raises(UserError, match=r"unknown Hugging Face format 'lama'; supported: gpt2, llama, "):

@@ -54,6 +54,59 @@ def test_target_ids_and_texts_equal_transformers(directory, theirs, text):
     assert ours.decode(wanted) == theirs.decode(wanted, skip_special_tokens=True)
 
 
+@pytest.fixture(scope="module")
+def two_vocabularies(directory, tmp_path_factory):
+    """The same models with one vocabulary per language; transformers needs the same special ids in both."""
+    path = tmp_path_factory.mktemp("separate")
+    for model, vocabulary in (("source.spm", "vocab.json"), ("target.spm", "target_vocab.json")):
+        (path / model).write_bytes((directory / model).read_bytes())
+        processor = sentencepiece.SentencePieceProcessor(model_file=str(path / model))
+        pieces: dict[str, int] = {"</s>": 0, "<unk>": 1, "<pad>": 2}
+        for i in range(3, processor.vocab_size()):
+            pieces.setdefault(processor.id_to_piece(i), len(pieces))
+        (path / vocabulary).write_text(json.dumps(pieces), encoding="utf-8")
+    (path / "tokenizer_config.json").write_text(json.dumps({"separate_vocabs": True}))
+    return path
+
+
+@pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
+def test_separate_vocabularies_equal_transformers(two_vocabularies):
+    from transformers import MarianTokenizer
+
+    ours, theirs = load_tokenizer(two_vocabularies), MarianTokenizer.from_pretrained(two_vocabularies)
+    assert ours.encode_source(TEXTS) == [theirs(text).input_ids for text in TEXTS]
+    for text in ("der Frosch bat Tom", "Zahlen 3!", "Ω"):
+        wanted = theirs(text_target=text).input_ids
+        assert [*ours.encode(text), ours.eos_id] == wanted
+        assert ours.decode(wanted) == theirs.decode(wanted, skip_special_tokens=True)
+    assert (ours.source_vocab_size, ours.vocab_size) == (len(theirs.encoder), len(theirs.target_encoder))
+    assert ours.source_vocab_size != ours.vocab_size
+
+
+def test_each_side_has_its_own_special_ids(two_vocabularies, tmp_path):
+    ours = load_tokenizer(two_vocabularies)
+    for name, content in ours.files().items():
+        (tmp_path / name).write_bytes(content)
+    pieces = json.loads((tmp_path / "target_vocab.json").read_text()) | {"</s>": 1, "<unk>": 0}
+    (tmp_path / "target_vocab.json").write_text(json.dumps(pieces))
+    changed = load_tokenizer(tmp_path)
+    assert changed.eos_id == 1
+    assert changed.encode_source(["Tom"]) == ours.encode_source(["Tom"]) == [[*ours.encode_inputs(["Tom"])[0], 0]]
+    assert changed.encode("Ω")[-1] == 0
+
+
+def test_separate_vocabularies_need_a_second_file(two_vocabularies, tmp_path):
+    ours = load_tokenizer(two_vocabularies)
+    ours.save(tmp_path)
+    assert load_tokenizer(tmp_path).digest == ours.digest
+    (tmp_path / "target_vocab.json").unlink()
+    with pytest.raises(UserError, match=r"sets separate_vocabs, but there is no target_vocab\.json: fetch it"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("[]")
+    with pytest.raises(UserError, match=r"tokenizer_config\.json does not hold a JSON object"):
+        load_tokenizer(tmp_path)
+
+
 def test_save_and_load(directory, tmp_path):
     ours = load_tokenizer(directory)
     ours.save(tmp_path)

@@ -108,6 +108,32 @@ def test_the_encoder_uses_the_source_positions(pair, params_of):
         assert (jnp.abs(encode(changed) - before).max() > 1e-3) == has_effect, name
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_source_vocabulary_has_its_own_table(pair, params_of, tied):
+    """The encoder reads only `source_tokens`; the decoder and a tied head read only `tokens`."""
+    config = pair.replace(source_vocab_size=V + 9, head=HeadConfig(tied=tied))
+    params, model = params_of(config), Transformer(config)
+    assert params["embedding"]["source_tokens"].shape == (V + 9, D)
+    source, target = tokens_from_ids(jnp.array(IDS + 9)), tokens_from_ids(jnp.array(IDS))
+
+    def embed(module, tokens, source):
+        return module.embedding(tokens, source=source)
+
+    plain = Transformer(config.replace(embedding=EmbeddingConfig()))
+    for tokens, is_source, name in ((source, True, "source_tokens"), (target, False, "tokens")):
+        ours = plain.apply({"params": params}, tokens, is_source, method=embed)
+        np.testing.assert_array_equal(ours, params["embedding"][name][tokens.ids])
+
+    def loss(params):
+        return jnp.square(model.apply({"params": params}, target, source)).sum()
+
+    gradient = jax.jit(jax.grad(loss))(params)["embedding"]
+    used = np.abs(gradient["source_tokens"]).max(axis=1) > 0
+    np.testing.assert_array_equal(used, np.isin(np.arange(V + 9), IDS + 9))
+    used = np.abs(gradient["tokens"]).max(axis=1) > 0
+    np.testing.assert_array_equal(used, tied | np.isin(np.arange(V), IDS))
+
+
 # ---------------------------------------------------------------- head
 def test_a_tied_head_with_transform_and_bias_matches_bert():
     import torch

@@ -48,6 +48,7 @@ WITH_TWO_STACKS = {
     "num_decoder_layers": ({int | None}, 2),
     "num_decoder_heads": ({int | None}, 6),
     "decoder_mlp_dim": ({int | None}, 28),
+    "source_vocab_size": ({int | None}, 83),
 }
 # Required parameters of builders without attention.
 OTHER = {"cell": "lstm", "dim": 16}
@@ -129,6 +130,7 @@ def test_parameters_of_decoders_have_the_same_meaning(name):
         return
     model = BUILDERS[name](**values(name, ALL, WITH_ATTENTION, WITH_TWO_STACKS))
     assert (model.encoder.num_layers, model.decoder.num_layers) == (4, 2)
+    assert (model.vocab_size, model.source_vocab_size) == (61, 83)
     assert {a.num_heads for a in attentions(model.decoder)} == {6}
     assert {a.num_heads for a in attentions(model.encoder)} == {4}
     assert {block.mlp.dim for block in model.decoder.blocks} == {28}

@@ -206,6 +206,8 @@ def test_rope_can_be_passed_to_the_builder():
 def test_default_special_ids_of_marian_depend_on_the_vocabulary():
     special = marian(**SMALL).special
     assert (special.pad, special.decoder_start, special.eos) == (60, 60, (0,))
+    assert marian(**SMALL, source_vocab_size=50).special.pad == 49
+    assert marian(**SMALL, source_vocab_size=70).special.pad == 60
 
 
 def transformers_count(auto: str, **values) -> int:

@@ -17,6 +17,7 @@ from jaxformer.data.tokenizer.loading import (
     load_tokenizer as load_tokenizer,
     make_tokenizer as make_tokenizer,
 )
+from jaxformer.data.tokenizer.pair import TokenizerPair as TokenizerPair
 from jaxformer.data.tokenizer.sentencepiece import (
     SentencePiece as SentencePiece,
     load_sentencepiece as load_sentencepiece,

@@ -8,6 +8,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,12 +23,18 @@ BYTES_FILE = "tokenizer_bytes.json"  # not tokenizer.json, which is the name of 
 
 
 class Tokenizer(ABC):
-    """Converts text to ids below `vocab_size` and back. A special id is None if the files do not define that token."""
+    """Converts text to ids below `vocab_size` and back. A special id is None if the files do not define that token.
+
+    Source texts have ids below `source_vocab_size`, which differs if the source has its own vocabulary."""
 
     vocab_size: int
     pad_id: int | None
     bos_id: int | None
     eos_id: int | None
+
+    @cached_property
+    def source_vocab_size(self) -> int:
+        return self.vocab_size
 
     def encode(self, text: str) -> list[int]:
         """Encode a text without special tokens."""
@@ -84,7 +91,9 @@ class Tokenizer(ABC):
     def save(self, directory: str | Path) -> None:
         """Write the files that `load_tokenizer` reads; each file is written atomically."""
         for name, content in self.files().items():
-            write_file(epath.Path(directory) / name, content)
+            path = epath.Path(directory) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_file(path, content)
 
     @abstractmethod
     def files(self) -> dict[str, bytes]:

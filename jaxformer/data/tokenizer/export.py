@@ -18,8 +18,15 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from jaxformer.data.tokenizer.base import Bytes, Tokenizer
 from jaxformer.data.tokenizer.huggingface import SETTINGS_FILE, TOKENIZER_FILE, HuggingFace
+from jaxformer.data.tokenizer.pair import TokenizerPair
 from jaxformer.data.tokenizer.sentencepiece import SENTENCEPIECE_FILE, SentencePiece
-from jaxformer.data.tokenizer.translation import Translation
+from jaxformer.data.tokenizer.translation import (
+    SOURCE_FILE,
+    TARGET_FILE,
+    TARGET_VOCABULARY_FILE,
+    VOCABULARY_FILE,
+    Translation,
+)
 from jaxformer.errors import UserError
 
 Shape = Literal["encoder-decoder", "decoder-only", "encoder-only"]
@@ -33,9 +40,12 @@ def huggingface_files(tokenizer: Tokenizer, shape: Shape) -> dict[str, bytes]:
     """Return the names and contents of the files, including the tokenizer's own files.
 
     The exported tokenizer adds bos before the text of a decoder-only model and eos after the text of any other model.
-    The files of a tokenizer from a Hugging Face directory are returned unchanged."""
+    The files of a tokenizer from a Hugging Face directory are returned unchanged. A pair of SentencePiece models
+    becomes a MarianTokenizer, the only class of transformers that has two vocabularies."""
     if isinstance(tokenizer, HuggingFace | Translation):
         return tokenizer.files()
+    if isinstance(tokenizer, TokenizerPair):
+        return _pair_files(tokenizer)
     backend = CONVERTERS[type(tokenizer)](tokenizer)
     roles = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
     names = {role: backend.id_to_token(id) for role, id in roles.items()}
@@ -60,6 +70,39 @@ def _template(backend: tokenizers.Tokenizer, names: dict[str, str], shape: Shape
         single, pair = ["$A", eos], ["$A", eos, "$B", eos]
     special = [(token, backend.token_to_id(token)) for token in {bos, eos}]
     return processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)
+
+
+# ---------------------------------------------------------------- two vocabularies
+def _pair_files(pair: TokenizerPair) -> dict[str, bytes]:
+    if not (isinstance(pair.source, SentencePiece) and isinstance(pair.target, SentencePiece)):
+        kinds = f"{type(pair.source).__name__} and {type(pair.target).__name__}"
+        raise UserError(
+            f"the two tokenizers ({kinds}) cannot be exported: transformers has two vocabularies only in "
+            "MarianTokenizer, which needs two SentencePiece models"
+        )
+    models = [tokenizer.files()[SENTENCEPIECE_FILE] for tokenizer in (pair.source, pair.target)]
+    source_ids, target_ids = (_piece_ids(model) for model in models)
+    for token in MARIAN_TOKENS.values():
+        if token not in source_ids or source_ids[token] != target_ids.get(token):
+            raise UserError(
+                f"the two SentencePiece models cannot be exported: '{token}' has the id {source_ids.get(token)} in "
+                f"the source and {target_ids.get(token)} in the target, but MarianTokenizer needs the same id in both"
+            )
+    settings = {"tokenizer_class": "MarianTokenizer", "separate_vocabs": True, **MARIAN_TOKENS}
+    return {
+        VOCABULARY_FILE: json.dumps(source_ids, ensure_ascii=False).encode(),
+        TARGET_VOCABULARY_FILE: json.dumps(target_ids, ensure_ascii=False).encode(),
+        TARGET_FILE: models[1],
+        SETTINGS_FILE: json.dumps(settings, indent=2).encode(),
+        SOURCE_FILE: models[0],
+    }
+
+
+MARIAN_TOKENS = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+
+
+def _piece_ids(model: bytes) -> dict[str, int]:
+    return {piece.piece: id for id, piece in enumerate(ModelProto.FromString(model).pieces)}
 
 
 # ---------------------------------------------------------------- bytes

@@ -2,26 +2,38 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from jaxformer.config import RunConfig
+from jaxformer.config import ModelConfig, RunConfig, Tokenizer as TokenizerConfig
 from jaxformer.data.tokenizer.base import BYTES_FILE, Bytes, Tokenizer
 from jaxformer.data.tokenizer.huggingface import TOKENIZER_FILE, load_huggingface
-from jaxformer.data.tokenizer.sentencepiece import SENTENCEPIECE_FILE, SentencePiece, load_sentencepiece
+from jaxformer.data.tokenizer.pair import SOURCE_DIRECTORY, TokenizerPair
+from jaxformer.data.tokenizer.sentencepiece import SENTENCEPIECE_FILE, load_sentencepiece
 from jaxformer.data.tokenizer.training import train_sentencepiece
 from jaxformer.data.tokenizer.translation import SOURCE_FILE, load_translation
 from jaxformer.errors import UserError
 
 
 def make_tokenizer(cfg: RunConfig, documents: Sequence[dict[str, str]]) -> Tokenizer:
-    """Load the tokenizer of a config, or train it on the documents."""
-    tokenizer = MAKERS[cfg.data.tokenizer.kind](cfg, documents)
-    check_vocabulary(tokenizer, cfg.model.vocab_size, "model.vocab_size")
+    """Load the tokenizer of a config, or train it on the documents; a pair if the config has a source tokenizer."""
+    data, model = cfg.data, cfg.model
+    if data.source_tokenizer is None:
+        tokenizer = _make_one(data.tokenizer, model.vocab_size, documents)
+    else:
+        source = _make_one(data.source_tokenizer, model.source_vocab_size, documents, "inputs")
+        tokenizer = TokenizerPair(source, _make_one(data.tokenizer, model.vocab_size, documents, "targets"))
+    check_vocabulary(tokenizer, model)
     return tokenizer
 
 
 def load_tokenizer(directory: str | Path) -> Tokenizer:
     """Load the tokenizer in a run directory or a Hugging Face directory, without executing code from it."""
     directory = Path(directory)
+    tokenizer, source = _load_one(directory), directory / SOURCE_DIRECTORY
+    return TokenizerPair(_load_one(source), tokenizer) if source.is_dir() else tokenizer
+
+
+def _load_one(directory: Path) -> Tokenizer:
     for name, load in LOADERS.items():
         if (directory / name).is_file():
             return load(directory / name)
@@ -33,31 +45,44 @@ def find_tokenizer(directory: str | Path) -> Tokenizer | None:
     return load_tokenizer(directory) if any((Path(directory) / name).is_file() for name in LOADERS) else None
 
 
-def check_vocabulary(tokenizer: Tokenizer, vocab_size: int, where: str) -> None:
+def check_vocabulary(tokenizer: Tokenizer, model: ModelConfig, where: str = "model.") -> None:
     """Raise if the tokenizer has more ids than the model has embeddings; additional embeddings are padding.
 
     Args:
-        where: how error messages name the setting that holds `vocab_size`.
+        where: how error messages begin the name of a setting.
     """
-    if tokenizer.vocab_size > vocab_size:
+    source_name = "vocab_size" if model.source_vocab_size is None else "source_vocab_size"
+    sizes = (("vocab_size", model.vocab_size, tokenizer.vocab_size, "ids"),)
+    if model.shape == "encoder-decoder":
+        sizes += ((source_name, model.encoder_vocab_size, tokenizer.source_vocab_size, "source ids"),)
+    for name, size, needed, what in sizes:
+        if needed > size:
+            raise UserError(
+                f"{where}{name}={size} is less than the tokenizer's {needed} {what}: "
+                f"set {where}{name}={needed} or more, or use the tokenizer the model was made for"
+            )
+
+
+def _make_one(
+    cfg: TokenizerConfig, vocab_size: int, documents: Sequence[dict[str, str]], field: str | None = None
+) -> Tokenizer:
+    """Load a tokenizer, or train it on one field of the documents. None: on all fields."""
+    if cfg.kind != "sentencepiece" or cfg.path is not None:
+        return READERS[cfg.kind](cfg)
+    texts = [text for example in documents for name, text in example.items() if field in (None, name)]
+    if field is not None and not texts:
         raise UserError(
-            f"{where}={vocab_size} is less than the tokenizer's {tokenizer.vocab_size} ids: "
-            f"set {where}={tokenizer.vocab_size} or more, or use the tokenizer the model was made for"
+            f"data.source_tokenizer needs examples with inputs and targets, but data.train has "
+            f"{' and '.join(documents[0])}: change the source or set data.source_tokenizer=none"
         )
+    return train_sentencepiece(texts, vocab_size, cfg, prefix="source_" if field == "inputs" else "")
 
 
-def _make_sentencepiece(cfg: RunConfig, documents: Sequence[dict[str, str]]) -> SentencePiece:
-    if cfg.data.tokenizer.path is not None:
-        return load_sentencepiece(cfg.data.tokenizer.path)
-    texts = [text for example in documents for text in example.values()]
-    return train_sentencepiece(texts, cfg.model.vocab_size, cfg.data.tokenizer)
-
-
-MAKERS: dict[str, Callable[[RunConfig, Sequence[dict[str, str]]], Tokenizer]] = {
-    "sentencepiece": _make_sentencepiece,
-    "bytes": lambda cfg, documents: Bytes(),
-    "huggingface": lambda cfg, documents: load_huggingface(cfg.data.tokenizer.path),
-    "directory": lambda cfg, documents: load_tokenizer(cfg.data.tokenizer.path),
+READERS: dict[str, Callable[[Any], Tokenizer]] = {
+    "sentencepiece": lambda cfg: load_sentencepiece(cfg.path),
+    "bytes": lambda cfg: Bytes(),
+    "huggingface": lambda cfg: load_huggingface(cfg.path),
+    "directory": lambda cfg: load_tokenizer(cfg.path),
 }
 # In order of preference: `tokenizer.json` comes before SentencePiece models, because only it has the added tokens and
 # the post-processor.

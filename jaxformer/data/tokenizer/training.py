@@ -30,11 +30,19 @@ def train_tokenizer_file(paths: Sequence[str], vocab_size: int, algorithm: str, 
     return write_file(Path(out), tokenizer.files()[SENTENCEPIECE_FILE])
 
 
-def train_sentencepiece(texts: Sequence[str], vocab_size: int, cfg: SentencePieceTokenizer) -> SentencePiece:
-    """Train a model of exactly `vocab_size` pieces; the result is the same on every machine."""
+def train_sentencepiece(
+    texts: Sequence[str], vocab_size: int, cfg: SentencePieceTokenizer, prefix: str = ""
+) -> SentencePiece:
+    """Train a model of exactly `vocab_size` pieces; the result is the same on every machine.
+
+    Args:
+      prefix: begins the names of the settings in error messages: `source_` for those of a source tokenizer.
+    """
     sentences = list(select_sentences(texts, cfg.train_bytes))
     if not sentences:
-        raise UserError(f"data.tokenizer.train_bytes={cfg.train_bytes} is too little text to train on: raise it")
+        raise UserError(
+            f"data.{prefix}tokenizer.train_bytes={cfg.train_bytes} is too little text to train on: raise it"
+        )
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -52,7 +60,7 @@ def train_sentencepiece(texts: Sequence[str], vocab_size: int, cfg: SentencePiec
             **FAST_TRAINING,
         )
     except RuntimeError as error:
-        raise _vocab_size_error(error, vocab_size) from None
+        raise _vocab_size_error(error, f"model.{prefix}vocab_size", vocab_size) from None
     return SentencePiece(_round_scores(model.getvalue()))
 
 
@@ -97,16 +105,15 @@ def _sentences(texts: Iterable[str]) -> Iterator[str]:
                 yield line[start : start + MAX_SENTENCE_CHARS]
 
 
-def _vocab_size_error(error: RuntimeError, vocab_size: int) -> Exception:
+def _vocab_size_error(error: RuntimeError, name: str, vocab_size: int) -> Exception:
     """Translate SentencePiece's errors about the vocabulary size into config terms; return other errors unchanged."""
     if too_high := re.search(r"Vocabulary size too high.*<= (\d+)", str(error)):
         return UserError(
-            f"model.vocab_size={vocab_size} is more than the training text can fill: "
-            f"set model.vocab_size={too_high[1]} or less, or train on more text"
+            f"{name}={vocab_size} is more than the training text can fill: "
+            f"set {name}={too_high[1]} or less, or train on more text"
         )
     if too_low := re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error)):
         return UserError(
-            f"model.vocab_size={vocab_size} is too small for the characters of the training text: "
-            f"set model.vocab_size={too_low[1]} or more"
+            f"{name}={vocab_size} is too small for the characters of the training text: set {name}={too_low[1]} or more"
         )
     return error
