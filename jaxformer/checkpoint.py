@@ -85,9 +85,9 @@ class Checkpoints:
             if saved is None:
                 raise self._read_error(step, "its metadata is missing or damaged")
             name = "ema" if saved.tree.get("ema") else "params"
-            wanted = {name: trainable} if frozen is None else {name: trainable, "frozen": frozen}
+            abstract = {name: trainable} if frozen is None else {name: trainable, "frozen": frozen}
             args = ocp.args.PyTreeRestore(
-                wanted, restore_args=ocp.checkpoint_utils.construct_restore_args(wanted), partial_restore=True
+                abstract, restore_args=ocp.checkpoint_utils.construct_restore_args(abstract), partial_restore=True
             )
             state = self._read(step, lambda: reader.restore(path, args=args))
         return state[name], state.get("frozen"), step

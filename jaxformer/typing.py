@@ -39,7 +39,7 @@ class Batch(NamedTuple):
     targets: Int[Array, "B T"] | None = None
     weights: Float[Array, "B T"] | None = None  # 0 where a position has no target
     source: Tokens | None = None  # read by the encoder of an encoder-decoder
-    labels: Array | None = None  # one per example
+    labels: Array | None = None  # labels of whole examples, not of tokens
 
 
 class BatchLayout(NamedTuple):

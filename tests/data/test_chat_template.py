@@ -43,7 +43,8 @@ TEMPLATES = {
     {%- if message.role == "tool" or "tool_calls" in message %}
         {{- raise_exception("Tools are not available.") }}
     {%- endif %}
-    {{- "<|start_header_id|>" + message["role"] + "<|end_header_id|>\\n\\n" + message["content"] | trim + "<|eot_id|>" }}
+    {{- "<|start_header_id|>" + message["role"] + "<|end_header_id|>\\n\\n" }}
+    {{- message["content"] | trim + "<|eot_id|>" }}
 {%- endfor %}
 {%- if add_generation_prompt %}
     {{- "<|start_header_id|>assistant<|end_header_id|>\\n\\n" }}
@@ -64,7 +65,8 @@ TEMPLATES = {
     {%- endif %}
 {%- endfor %}
 {%- for message in messages %}
-    {%- if message.content is string %}{%- set content = message.content %}{%- else %}{%- set content = '' %}{%- endif %}
+    {%- if message.content is string %}{%- set content = message.content %}
+    {%- else %}{%- set content = '' %}{%- endif %}
     {%- if message.role == "user" or (message.role == "system" and not loop.first) %}
         {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>' + '\\n' }}
     {%- elif message.role == "assistant" %}

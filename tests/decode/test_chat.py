@@ -1,4 +1,4 @@
-"""`chat` and `jaxformer generate --chat`: the reply to a conversation in the format of the tokenizer's chat template."""
+"""`chat` and `jaxformer generate --chat`: replies to conversations in the format of the tokenizer's chat template."""
 
 import json
 from dataclasses import replace
