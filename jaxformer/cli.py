@@ -1,4 +1,4 @@
-"""`jaxformer <command>`: parse, call one function, print. Slow imports are inside the commands that need them."""
+"""`jaxformer COMMAND`: parses arguments, calls one function and prints its result; slow imports are inside commands."""
 
 import argparse
 import os
@@ -51,7 +51,7 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     parser.add_argument(
-        "-v", "--verbose", action="store_true", help="with --version: also print versions of libraries, and devices"
+        "-v", "--verbose", action="store_true", help="with --version: also print library versions and devices"
     )
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(metavar="COMMAND")
@@ -64,9 +64,12 @@ def _make_parser() -> argparse.ArgumentParser:
     sub = command("new", _new, "write a commented config to start from")
     sub.add_argument("name", metavar="NAME", help="the file to write; .py may be omitted")
     data = sub.add_mutually_exclusive_group(required=True)
-    data.add_argument("--text", nargs="+", metavar="FILE", help="a language model of these text files")
+    data.add_argument("--text", nargs="+", metavar="FILE", help="text files to train a language model on")
     data.add_argument(
-        "--pairs", nargs=2, metavar=("SRC", "TGT"), help="an encoder-decoder of two files whose lines correspond"
+        "--pairs",
+        nargs=2,
+        metavar=("SRC", "TGT"),
+        help="files to train an encoder-decoder on; line i of SRC is the source of line i of TGT",
     )
 
     for name, run, help in (
@@ -83,9 +86,9 @@ def _make_parser() -> argparse.ArgumentParser:
 
     sub = command("tokenizer", _tokenizer, "train a SentencePiece tokenizer on text files")
     sub.add_argument("input", metavar="INPUT", nargs="+", help="UTF-8 text files, plain or compressed")
-    sub.add_argument("--vocab-size", type=int, required=True)
-    sub.add_argument("--out", required=True, metavar="FILE")
-    sub.add_argument("--algorithm", choices=("unigram", "bpe"), default="unigram")
+    sub.add_argument("--vocab-size", type=int, required=True, metavar="N", help="number of tokens in the vocabulary")
+    sub.add_argument("--out", required=True, metavar="FILE", help="the tokenizer file to write")
+    sub.add_argument("--algorithm", choices=("unigram", "bpe"), default="unigram", help="default: unigram")
 
     sub = command("evaluate", _evaluate, "compute the metrics of a run on its held-out data")
     sub.add_argument("path", metavar="RUN", help="a run directory or a Hugging Face directory")
@@ -97,7 +100,9 @@ def _make_parser() -> argparse.ArgumentParser:
     prompts = sub.add_mutually_exclusive_group(required=True)
     prompts.add_argument("--prompt", action="append", metavar="TEXT", help="a prompt; repeat the option for several")
     prompts.add_argument(
-        "--input", metavar="FILE", help='JSON Lines with "prompt", "ids" or (with --chat) "messages", and settings'
+        "--input",
+        metavar="FILE",
+        help='JSON Lines with "prompt", "ids" or (with --chat) "messages"; settings are optional',
     )
     sub.add_argument("--output", metavar="FILE", help="JSON Lines in the order of --input; an interrupted job resumes")
     sub.add_argument("--chat", action="store_true", help="use the chat template; each prompt is one user message")
@@ -105,7 +110,10 @@ def _make_parser() -> argparse.ArgumentParser:
     for name, (kind, metavar, help) in SETTINGS.items():
         sub.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=help)
     sub.add_argument(
-        "--stop", action="append", metavar="TEXT", help="stop before this text; repeat the option for several"
+        "--stop",
+        action="append",
+        metavar="TEXT",
+        help="stop string: the output ends before it; repeat the option for several",
     )
     sub.add_argument(
         "--beams", type=int, metavar="N", help="beam search with N beams; default: the model's, otherwise 1 (none)"
@@ -154,15 +162,15 @@ def _make_parser() -> argparse.ArgumentParser:
 
     sub = command("help", _help, "explain a config key: its type, default and meaning")
     what = sub.add_mutually_exclusive_group()
-    what.add_argument("key", metavar="KEY", nargs="?", help="for example train.steps; default: list the keys of a run")
+    what.add_argument("key", metavar="KEY", nargs="?", help="for example train.steps; default: list the top-level keys")
     what.add_argument("--markdown", action="store_true", help="print all keys as Markdown")
 
     sub = command("zoo", _zoo, "list the model families, their presets and their parity with transformers")
     sub.add_argument("--markdown", action="store_true", help="print the table as Markdown")
-    sub.add_argument("--measure", action="store_true", help="measure the parity again first; needs the test extra")
+    sub.add_argument("--measure", action="store_true", help="measure the parity again first; needs jaxformer[test]")
 
     sub = command("bench", _bench, "benchmark training, the input pipeline or decoding on this machine")
-    sub.add_argument("what", choices=("train", "data", "decode"))
+    sub.add_argument("what", choices=("train", "data", "decode"), help="what to benchmark")
     sub.add_argument(
         "--config",
         metavar="CONFIG",
@@ -189,12 +197,16 @@ SETTINGS = {
     "top_p": (float, "P", "nucleus sampling: the smallest set of tokens with total probability P"),
     "min_p": (float, "P", "drop tokens less likely than P times the most likely token"),
     "typical_p": (float, "P", "locally typical sampling with total probability P"),
-    "repetition_penalty": (float, "X", "penalize tokens of the prompt and the output; default: 1.0 (off)"),
-    "frequency_penalty": (float, "X", "subtract X from the logit for every occurrence in the output"),
+    "repetition_penalty": (
+        float,
+        "X",
+        "penalize tokens of prompt and output; default: the model's, otherwise 1.0 (off)",
+    ),
+    "frequency_penalty": (float, "X", "subtract X from the logit of a token for each of its occurrences in the output"),
     "presence_penalty": (float, "X", "subtract X from the logits of tokens that occur in the output"),
     "no_repeat_ngram": (int, "N", "never repeat an n-gram of N tokens"),
     "min_new_tokens": (int, "N", "suppress EOS for the first N tokens"),
-    "forced_first": (int, "ID", "id of the first token, for example a target language"),
+    "forced_first": (int, "ID", "id of the first output token, for example of the target language"),
     "num_samples": (int, "N", "samples per prompt; default: 1"),
     "log_probs": (int, "N", "with --output: write log-probabilities of the output and of the N most likely tokens"),
     "seed": (int, "N", "random seed; default: 0"),

@@ -12,7 +12,7 @@ from jaxformer.objectives import make_objective
 
 def bench_data(config_file: str | None, overrides: Sequence[str], repeats: int) -> str:
     if config_file is None:
-        raise UserError("bench data measures the input pipeline of a config: add --config configs/quickstart.py")
+        raise UserError("bench data needs a config: add, for example, --config configs/quickstart.py")
     config = load_run_file(config_file, overrides)
     started = time.perf_counter()
     tokenizer = make_tokenizer(config, open_split(config.data, "train"))

@@ -1,4 +1,4 @@
-"""Speed of generation: tokens per second, the limit of memory bandwidth, time to first token, compile time."""
+"""Speed of generation: tokens per second, the memory bandwidth limit, time to first token, compile time."""
 
 import os
 import statistics
@@ -150,7 +150,7 @@ def _line(bench: DecodeBench, repeats: int) -> str:
     best, median = (case.batch * case.new / seconds for seconds in (min(whole), statistics.median(whole)))
     return (
         f"{case}: {best:,.0f} tokens/s (median {median:,.0f} of {repeats}); {step * 1e3:.1f} ms per step, "
-        f"limit of memory bandwidth {limit * 1e3:.1f} ms ({bench.bytes_per_step / 1e6:.0f} MB at "
+        f"memory bandwidth limit {limit * 1e3:.1f} ms ({bench.bytes_per_step / 1e6:.0f} MB at "
         f"{bandwidth / 1e9:.1f} GB/s), {limit / step:.0%} reached; time to first token {min(first) * 1e3:.0f} ms; "
         f"{bench.num_programs} programs compiled in {bench.compile_seconds:.1f} s"
     )

@@ -57,14 +57,14 @@ def generate(
 ) -> list[Text] | list[list[Text]] | Iterator[Text]:
     """Generate an output for each prompt: the new tokens only, without eos.
 
-    An encoder-decoder reads the prompt as its source. The output of a text is a text, that of an id list is an id list.
+    An encoder-decoder reads the prompt as its source. A text prompt gives a text, and an id list gives an id list.
     Each output depends only on its own prompt, settings and seed, not on the rest of the batch. At most `batch_size`
     sequences are decoded at a time; the other prompts wait for a free slot. If `prompts` is an iterator, the result is
     an iterator too, which reads a few batches of prompts ahead. With `num_beams` above 1, the output is the best
     hypothesis of beam search (`search` returns all of them). With `num_samples`, the result has one list of outputs per
     prompt.
 
-    A setting that is None has the default in the model's generation_config.json. Without one, at most 64 tokens are
+    Settings that are None default to those in the model's generation_config.json. Without them, at most 64 tokens are
     generated, greedily (temperature 0, num_beams 1, length_penalty 1.0, early_stopping "heuristic").
 
     Args:
@@ -129,7 +129,7 @@ def search(
 ) -> list[list[Hypothesis]] | Iterator[list[Hypothesis]]:
     """Beam search: the `num_beams` best hypotheses of each prompt, best first.
 
-    A setting that is None has the default in the model's generation_config.json. Without one, num_beams is 4 and the
+    Settings that are None default to those in the model's generation_config.json. Without them, num_beams is 4 and the
     others have the defaults of `generate`.
 
     Args:

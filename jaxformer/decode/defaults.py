@@ -1,7 +1,7 @@
 """The settings of a request or a beam search, completed with the defaults in the model's generation_config.json.
 
-A setting that is None has the model's default, or that of `SamplingConfig` if the model has none. `complete` and
-`stream` never use beam search, so num_beams of the file applies to `generate` and `search` only.
+A setting that is None gets the model's default, or that of `SamplingConfig` if the model has none. `complete` and
+`stream` never use beam search, so num_beams in the file applies to `generate` and `search` only.
 """
 
 import logging
@@ -78,7 +78,7 @@ def _default_settings(run: Run) -> dict[str, Any]:
         # Ids above the tokenizer's are never sampled, so banning them has no effect.
         settings["banned"] = [id for id in settings["banned"] if id < sampleable_vocab_size(run)]
     try:
-        # The minimum of the file is compared with its own maximum, not with the default one.
+        # min_new_tokens of the file may exceed the default max_new_tokens; it is checked against the file's own only.
         make_sampling_config({"max_new_tokens": MAX_INT32, **settings})
     except UserError as error:
         raise _file_error(error) from None

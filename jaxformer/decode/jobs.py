@@ -114,7 +114,7 @@ def generate_to_file(run: Run, origin: str, source: str, target: str, job: Job) 
             progress.update(task, completed=count)
 
         count = generate_file(run, source, target, job, origin, on_line)
-    remark = f", {num_errors} new ones with an error" if num_errors else ""
+    remark = f", {num_errors} of the new ones with an error" if num_errors else ""
     print(f"{target}: {count} lines{remark}", file=sys.stderr)
 
 
@@ -221,7 +221,7 @@ def _line_requests(run: Run, fields: Mapping[str, Any], job: Job) -> list[Decode
 
 # ---------------------------------------------------------------- results
 def _decode_lines(run: Run, lines: Iterable[Line], job: Job) -> Iterator[tuple[Line, dict[str, Any]]]:
-    """Yield every line with the fields of its result, in input order, also for lines with an error."""
+    """Yield every line with the fields of its result, in input order, including lines with an error."""
     lines, ahead = itertools.tee(lines)  # the scheduler reads ahead of the results
     results = decode(run, (line.requests for line in ahead), job.batch_size, job.beam)
     for line, outputs in zip(lines, results, strict=True):

@@ -27,7 +27,7 @@ class SamplingConfig:
     min_new_tokens: int = 0
     max_new_tokens: int = 64
     forced_first: int | None = None  # id of the first new token, for example the target language of a translation
-    forced_last: int | None = None  # id of the token at position max_new_tokens
+    forced_last: int | None = None  # id of the last token if the output reaches max_new_tokens
     bias: Mapping[int, float] | None = None  # token id -> value added to its logit
     banned: Sequence[int] = ()  # token ids that are never chosen
     stop: Sequence[str] = ()  # stop strings: the output ends before the first of them

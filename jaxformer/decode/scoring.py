@@ -121,14 +121,14 @@ def forward(
     if (inputs is not None) != (shape == "encoder-decoder"):
         raise UserError(f"forward: this {shape} model {'needs' if inputs is None else 'takes no'} inputs")
     target = tokens_from_ids(jnp.asarray(tokens), None if mask is None else jnp.asarray(mask))
-    check_context(run, target.ids, "tokens")
+    check_context(run, target.ids, "row")
     if types is not None:
         _check_types(run, target.ids, np.asarray(types))
         target = target._replace(types=jnp.asarray(types))
     source = None
     if inputs is not None:
         source = tokens_from_ids(jnp.asarray(inputs), None if inputs_mask is None else jnp.asarray(inputs_mask))
-        check_context(run, source.ids, "inputs")
+        check_context(run, source.ids, "input")
     with use_mesh(run):
         return _forward(run.model, run.params, target, source)
 

@@ -326,7 +326,7 @@ def pad_rows(rows: Sequence[Sequence[int]], batch_size: int, length: int) -> Int
 
 # ---------------------------------------------------------------- padding to few shapes
 def bucket_length(n: int, least: int = 16) -> int:
-    """Round up to one of 16, 24, 32, 48, 64, 96, ...: at most a third of a row longer than 16 is padding."""
+    """Round up to one of 16, 24, 32, 48, 64, 96, ...: beyond 16, at most a third of a row is padding."""
     power = max(least, 1 << max(n - 1, 0).bit_length())
     return power * 3 // 4 if power > least and n <= power * 3 // 4 else power
 

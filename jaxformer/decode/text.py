@@ -37,7 +37,7 @@ def encode_request(run: Run, prompt: Text | Conversation, max_new_tokens: int) -
 def encode_conversation(run: Run, conversation: Conversation) -> list[int]:
     """Encode messages with the chat template, which writes every special token itself."""
     if run.tokenizer is None:
-        raise UserError("this model has no tokenizer, so it has no chat template: generate takes id lists")
+        raise UserError("this model has no tokenizer, so it has no chat template: pass id lists to generate")
     return run.tokenizer.encode_chat(conversation.messages)
 
 
@@ -82,8 +82,8 @@ def _check_ids(rows: list[list[int]], vocab_size: int) -> None:
     for i, row in enumerate(rows):
         bad = [t for t in row if not 0 <= t < vocab_size]
         if bad:
-            where = f"row {i} holds" if len(rows) > 1 else "holds"
-            raise UserError(f"{where} token id {bad[0]}, outside the vocabulary of {vocab_size}")
+            where = f"row {i}: " if len(rows) > 1 else ""
+            raise UserError(f"{where}token id {bad[0]} is outside the vocabulary of {vocab_size} ids")
 
 
 # ---------------------------------------------------------------- tokenizer and special ids
@@ -114,7 +114,8 @@ def eos_ids(run: Run) -> tuple[int, ...]:
 
 def _require_id(id: int | None, name: str) -> int:
     if id is None:
-        raise UserError(f"this model has no tokenizer and no model.special.{name}: pass non-empty id lists")
+        hint = ", or pass non-empty id lists" if name == "bos" else ""
+        raise UserError(f"neither the model nor its tokenizer has a {name} token: set model.special.{name}{hint}")
     return id
 
 
@@ -131,7 +132,8 @@ def check_context(run: Run, rows: Sequence[Sequence[int]] | Array, what: str, nu
         return
     new = f" and max_new_tokens={num_new}" if num_new else ""
     fix = f"shorten the {what} or set max_new_tokens to at most {max(limit - longest, 0)}" if num_new else "shorten it"
-    raise UserError(f"{what} of {longest} tokens{new} exceed the model's context of {limit} tokens: {fix}")
+    verb = "exceed" if num_new else "exceeds"
+    raise UserError(f"{what} of {longest} tokens{new} {verb} the model's context of {limit} tokens: {fix}")
 
 
 # ---------------------------------------------------------------- ids to text

@@ -1,4 +1,4 @@
-"""Thin Linen modules: they own parameters and name logical axes; the arithmetic is in `ops`."""
+"""Thin Flax Linen modules: they own parameters and name logical axes; the arithmetic is in `ops`."""
 
 from jaxformer.layers.linear import Runtime as Runtime
 from jaxformer.layers.parameters import (

@@ -43,19 +43,20 @@ class Embedding(nn.Module):
     def __call__(self, tokens: Tokens, key: jax.Array | None = None, source: bool = False) -> jax.Array:
         """`source` selects the tables and the norm of the encoder of an encoder-decoder."""
         cfg, dtype = self.config, self.runtime.dtype
-        words, table, norm = self.tokens, self.positions, self.norm
+        token_table, position_table, norm = self.tokens, self.positions, self.norm
         if source and self.both_sides:
-            table, norm = self.source_positions, self.source_norm
+            position_table, norm = self.source_positions, self.source_norm
         if source and self.source_vocab_size is not None:
-            words = self.source_tokens
-        x_BTD = words.take(tokens.ids, dtype)
+            token_table = self.source_tokens
+        x_BTD = token_table.take(tokens.ids, dtype)
         if cfg.scale:
             x_BTD = x_BTD * self.embed_dim**0.5
         if cfg.num_types:
             types_BT = jnp.zeros_like(tokens.ids) if tokens.types is None else tokens.types
             x_BTD = x_BTD + self.types.astype(dtype)[types_BT]
-        if table is not None:
-            x_BTD = x_BTD + gather_rows(table.astype(dtype), "position")[tokens.positions + cfg.position.offset]
+        if position_table is not None:
+            positions_BT = tokens.positions + cfg.position.offset
+            x_BTD = x_BTD + gather_rows(position_table.astype(dtype), "position")[positions_BT]
         elif cfg.position is not None:
             x_BTD = x_BTD + sinusoidal(tokens.positions, self.embed_dim, cfg.position).astype(dtype)
         if norm is not None:

@@ -58,7 +58,7 @@ def remove_repeated_ngrams(
     n_B1, lengths_B1, index_T = n_B[:, None], lengths_B[:, None], jnp.arange(length)
 
     def agree(back: Array, repeats_BT: Array) -> Array:
-        """Keep n-grams whose token `back` before their end equals the token `back` before the next position."""
+        """Keep n-grams whose token `back` before their last one equals the token `back` before the one to sample."""
         last_B1 = jnp.take_along_axis(ids_BT, jnp.clip(lengths_B1 - back, 0, length - 1), axis=1)
         return repeats_BT & ((jnp.roll(ids_BT, back, axis=1) == last_B1) | (back >= n_B1))
 

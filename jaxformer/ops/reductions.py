@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-# XLA's top-k gets rows shorter than SHORT_ROW directly; longer ones are first narrowed down to a few blocks.
+# Rows shorter than SHORT_ROW go directly to XLA's top-k; longer ones are first narrowed down to a few blocks.
 SHORT_ROW, BLOCK = 4096, 128
 
 

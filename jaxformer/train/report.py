@@ -52,7 +52,7 @@ def explain_divergence(error: DivergedError, checkpoints: Checkpoints) -> str:
     kept = "there is no checkpoint yet" if last is None else f"the last good checkpoint is step {last}"
     return (
         f"{error}: training stopped, {kept} in '{checkpoints.directory}'. "
-        "Lower optim.learning_rate, lengthen optim.schedule.warmup_steps or set optim.clip_norm"
+        "Lower optim.learning_rate, increase optim.schedule.warmup_steps or set optim.clip_norm"
     )
 
 

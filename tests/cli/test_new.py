@@ -82,7 +82,7 @@ def test_the_vocabulary_suits_the_amount_of_text(workspace):
         assert isinstance(load_run_file(f"{name}.py").data.tokenizer, tokenizer)
 
 
-def test_enough_is_held_out_of_little_data(workspace):
+def test_a_small_file_still_has_held_out_lines(workspace):
     Path("few.txt").write_text("\n".join(f"line number {i}" for i in range(12)))
     assert run("new", "few", "--text", "few.txt") == 0
     config = load_run_file("few.py")

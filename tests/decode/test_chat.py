@@ -59,7 +59,7 @@ def chatty_dir(chatty, tmp_path_factory) -> Path:
 
 
 def reply(run: Run, text: str, **settings) -> str:
-    """The reply, given the text that the template writes, from its token ids."""
+    """The expected reply: `generate` on the ids of the text that the template should write."""
     ids = [run.tokenizer.bos_id, *run.tokenizer.encode(text)]
     [output] = jf.generate(run, [ids], **settings)
     return run.tokenizer.decode(output)

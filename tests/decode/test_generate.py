@@ -157,7 +157,7 @@ def test_bad_settings_are_named(decoder_run, settings, message):
 def test_bad_prompts_are_named(decoder_run):
     with pytest.raises(UserError, match="list of texts"):
         generate(decoder_run, "abc")
-    with pytest.raises(UserError, match="prompt 1: holds token id 264"):
+    with pytest.raises(UserError, match="prompt 1: token id 264"):
         generate(decoder_run, [[1], [264]], max_new_tokens=2)
 
 

@@ -290,14 +290,14 @@ def test_a_request_may_not_sample_with_beam_search(decoder_run, never_compiles):
     ("prompts", "message"),
     [
         ("abc", r"list of texts or of id lists, got the text 'abc': write \['abc'\]"),
-        ([[5], [6, 264]], "prompt 1: holds token id 264, outside the vocabulary of 264"),
-        ([[5], [-1]], "prompt 1: holds token id -1"),
+        ([[5], [6, 264]], "prompt 1: token id 264 is outside the vocabulary of 264"),
+        ([[5], [-1]], "prompt 1: token id -1"),
         ([[5] * 61], "prompt 0: prompt of 61 tokens and max_new_tokens=4 exceed"),
         (["a", "b" * 70], "prompt 1: prompt of 71 tokens"),
         ([5, 6], "prompt 0: .*neither a text nor a list of token ids: 5"),
         ([[5.5]], "prompt 0: .*neither a text nor a list of token ids"),
         ([["a"]], "prompt 0: .*neither a text nor a list of token ids"),
-        (np.array([[5, 6], [7, 999]]), "prompt 1: holds token id 999"),
+        (np.array([[5, 6], [7, 999]]), "prompt 1: token id 999"),
     ],
     ids=str,
 )

@@ -167,7 +167,7 @@ def test_an_iterator_is_read_as_far_as_needed(decoder_run):
 
 def test_a_bad_prompt_of_an_iterator_is_named(decoder_run):
     outputs = jf.generate(decoder_run, iter([[5], [6], [999]]), max_new_tokens=3)
-    with pytest.raises(jf.UserError, match="prompt 2: holds token id 999"):
+    with pytest.raises(jf.UserError, match="prompt 2: token id 999"):
         list(outputs)
 
 

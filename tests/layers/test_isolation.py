@@ -18,7 +18,7 @@ T, S = 10, 7
 
 
 # ---------------------------------------------------------------- gradients
-# The packed case includes the single document, which is therefore a slow test.
+# The packed case covers a single document too, so the latter runs only with the slow tests.
 DOCUMENTS = [
     pytest.param(np.ones_like(SEGMENTS), id="one document", marks=pytest.mark.slow),
     pytest.param(SEGMENTS, id="packed"),

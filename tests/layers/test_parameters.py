@@ -363,7 +363,7 @@ def test_embeddings_have_the_configured_stddev(gpt2_values, vaswani_values):
 
 
 def test_xavier_bounds(vaswani_values):
-    """Uniform within sqrt(6 / (fan_in + fan_out)), heads counted as one dimension (Glorot and Bengio 2010, (16))."""
+    """Uniform within sqrt(6 / (fan_in + fan_out)), heads counted as one dimension (Glorot and Bengio 2010, eq. 16)."""
     for path, leaf in vaswani_values.items():
         if not path.endswith("/kernel"):
             continue

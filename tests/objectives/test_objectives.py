@@ -1,4 +1,4 @@
-"""Objectives: targets, the layout of batches, and a corruption that changes lengths."""
+"""Objectives: targets, the layout of batches, and a span-corruption objective that is defined here."""
 
 import jax
 import numpy as np
@@ -87,7 +87,7 @@ def test_empty_rows_have_no_targets(config):
     assert not batch.weights[1:].any()
 
 
-# ---------------------------------------------------------------- an objective that makes a source by corruption
+# ---------------------------------------------------------------- an objective that corrupts text to make its source
 FIRST_SENTINEL = 290
 
 

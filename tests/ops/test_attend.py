@@ -235,7 +235,7 @@ def test_a_kernel_that_auto_would_skip_can_be_requested_by_name():
 
 def test_an_unknown_kernel_raises():
     q, k, v = _normal(3, (1, 5, 2, 8))
-    with pytest.raises(UserError, match=r"attention='fastest': unknown kernel; there are: auto, blocked, reference"):
+    with pytest.raises(UserError, match=r"attention='fastest': unknown kernel; use one of: auto, blocked, reference"):
         attend(q, k, v, Mask(), scale=SCALE, impl="fastest")
 
 

@@ -105,9 +105,9 @@ def test_int8_weights_generate_the_same(trained):
 def test_ids_are_checked_against_the_vocabulary_of_their_side(trained):
     run = load(trained[0].workdir)
     assert len(score(run, [[299]], [[295]])[0]) == 1
-    with pytest.raises(UserError, match="token id 296, outside the vocabulary of 296"):
+    with pytest.raises(UserError, match="token id 296 is outside the vocabulary of 296"):
         generate(run, [[296]])
-    with pytest.raises(UserError, match="token id 300, outside the vocabulary of 300"):
+    with pytest.raises(UserError, match="token id 300 is outside the vocabulary of 300"):
         score(run, [[300]], [[5]])
     eos = run.tokenizer.source.eos_id
     np.testing.assert_array_equal(score(run, [[5, 6]], [[]])[0], score(run, [[5, 6]], [[eos]])[0])

@@ -63,7 +63,7 @@ def choose_kernel(inputs: AttentionInputs, platform: str) -> KernelChoice:
 def _check_kernel(name: str, inputs: AttentionInputs, platform: str) -> str:
     """Raise if the kernel is unknown or does not support the inputs: a kernel chosen by name is never replaced."""
     if name not in KERNELS:
-        raise UserError(f"attention={name!r}: unknown kernel; there are: auto, {', '.join(sorted(KERNELS))}")
+        raise UserError(f"attention={name!r}: unknown kernel; use one of: auto, {', '.join(sorted(KERNELS))}")
     reason = KERNELS[name].unsupported(inputs, platform)
     if reason is not None:
         raise UserError(f"attention={name!r} does not support these inputs on {platform}: {reason}; use 'auto'")
