@@ -3,7 +3,7 @@
     jaxformer train configs/quickstart_lstm.py
 
 Hardware: 2 CPU cores. Wall time: WALL, tokenizer and evaluation included.
-Expect: held-out perplexity PPL over 2048 pieces, BPB bits per byte (library of Python 3.11).
+Expect: held-out perplexity PPL per token (vocabulary of 2048), BPB bits per byte (library of Python 3.11).
 """
 
 from quickstart import config as quickstart

@@ -39,7 +39,7 @@ class Checkpoints:
         position: Mapping[str, int],
         metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """Start to write a checkpoint; returns when the arrays are copied from the devices, before they are on disk.
+        """Start writing a checkpoint; returns when the arrays are copied from the devices, before they are on disk.
 
         Args:
           metrics: values measured at this step; only steps with a value of `checkpoint.best` can be kept as best.

@@ -12,7 +12,7 @@ from jaxformer.data.sources.split import is_heldout
 from jaxformer.errors import UserError
 
 MIN_DOCUMENTS = 20  # with fewer documents, the held-out part may be empty
-# Tokenizer by bytes of text: little text cannot fill a vocabulary of pieces, and more text profits from a larger one.
+# Vocabulary size by bytes of text (None: bytes as tokens): a larger vocabulary needs more text to train on.
 VOCABULARIES = ((100_000, None), (2_000_000, 2048), (50_000_000, 8192))
 LARGEST_VOCABULARY = 32_768
 
@@ -22,10 +22,10 @@ class Sizes:
     """What a config for some documents should contain."""
 
     vocab_size: int | None
-    """Pieces of a SentencePiece tokenizer. None: the text is too short to train one, bytes are the tokens."""
+    """Size of a SentencePiece vocabulary. None: the text is too short to train one, so the tokens are bytes."""
     heldout_percent: int
     lengths: dict[str, int]
-    """Tokens per row by field of the examples, so that nearly all examples fit."""
+    """Tokens per row for each field of the examples, chosen so that nearly all examples fit."""
 
 
 def new_language_model(name: str, files: Sequence[str]) -> str:
@@ -88,7 +88,7 @@ def _choose_percent(documents: Documents) -> int:
 
 
 def _choose_lengths(documents: Documents, vocab_size: int | None) -> dict[str, int]:
-    bytes_per_token = 1 if vocab_size is None else 2.5  # of small vocabularies, which make short pieces
+    bytes_per_token = 1 if vocab_size is None else 2.5  # typical of small vocabularies
     lengths = {}
     for field in documents[0]:
         sizes = sorted(len(example[field].encode()) for example in documents)
@@ -198,8 +198,8 @@ def config() -> jc.RunConfig:
         ),
         optim=jc.OptimConfig(
             algorithm=jc.AdamW(),  # or Muon, Lion, Adafactor, Sgd
-            learning_rate=3e-3,  # the highest of the schedule
-            schedule=jc.Cosine(warmup_steps=50),  # steps of linear growth before the decay
+            learning_rate=3e-3,  # peak of the schedule
+            schedule=jc.Cosine(warmup_steps=50),  # linear warm-up, then decay
             weight_decay=0.1,  # against overfitting
         ),
         train=jc.TrainConfig(steps=1000),  # raise it and train again to continue the run
@@ -208,7 +208,7 @@ def config() -> jc.RunConfig:
             every=200,  # steps between evaluations
             batches=16,  # held-out batches per evaluation
             prompts=("{{prompt}}",),  # continued after training
-            temperature=0.8,  # 0 always takes the most likely token
+            temperature=0.8,  # 0 is greedy decoding
         ),
     )
 """
@@ -239,8 +239,8 @@ def config() -> jc.RunConfig:
         ),
         optim=jc.OptimConfig(
             algorithm=jc.AdamW(b2=0.98),  # or Muon, Lion, Adafactor, Sgd
-            learning_rate=2e-3,  # the highest of the schedule
-            schedule=jc.InverseSqrt(warmup_steps=200),  # steps of linear growth before the decay
+            learning_rate=2e-3,  # peak of the schedule
+            schedule=jc.InverseSqrt(warmup_steps=200),  # linear warm-up, then decay
         ),
         train=jc.TrainConfig(
             steps=1000,  # raise it and train again to continue the run

@@ -100,7 +100,7 @@ def partition_spec(
         ways = math.prod(mesh.shape[a] for a in over)
         if size % ways:
             raise UserError(
-                f"{name}: dimension '{axis}' of size {size} does not divide over mesh "
+                f"{name}: dimension '{axis}' of size {size} is not divisible by mesh "
                 f"{' x '.join(f'{a}={mesh.shape[a]}' for a in over)}: change the size or the mesh"
             )
         entries.append(over[0] if len(over) == 1 else (over or None))

@@ -1,6 +1,6 @@
-"""`jaxformer show`: what a config, a run directory or a Hugging Face directory amounts to.
+"""`jaxformer show`: prints what a config, a run directory or a Hugging Face directory contains.
 
-Parameters, shardings and bytes per device are computed without allocating arrays, which takes seconds for any model.
+Parameters, shardings and bytes per device are computed without allocating arrays, in seconds for any model.
 """
 
 import json
@@ -148,7 +148,7 @@ def _describe_run(directory: Path) -> list[str]:
 
 
 def _latest_metrics(run_dir: RunDir) -> dict[str, float | None]:
-    """The last logged step; a line without its end is being written."""
+    """The metrics of the last logged step; ignores an incomplete last line, which is still being written."""
     text = run_dir.metrics.read_text(encoding="utf-8") if run_dir.metrics.exists() else ""
     lines = text[: text.rfind("\n") + 1].splitlines()
     return json.loads(lines[-1]) if lines else {}
@@ -178,7 +178,7 @@ def _describe_tokenizer(directory: Path) -> str:
 
 # ---------------------------------------------------------------- sizes
 def _abstract_mesh(config: MeshConfig) -> AbstractMesh:
-    """The configured mesh, whether or not so many devices are attached; an axis of -1 uses the attached devices."""
+    """The configured mesh, even if fewer devices are attached; an axis of -1 uses the attached devices."""
     sizes = dict(config)
     fixed = math.prod(n for n in sizes.values() if n != -1)
     sizes = {axis: max(1, jax.device_count() // fixed) if n == -1 else n for axis, n in sizes.items()}

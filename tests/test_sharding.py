@@ -120,7 +120,7 @@ def test_every_preset_is_sharded_or_the_error_names_a_tensor(name):
     sizes = {path_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(shapes)}
     indivisible = {path: shape for path, shape in sizes.items() if _is_indivisible(path, shape, axes)}
     if indivisible:
-        with pytest.raises(UserError, match="does not divide over mesh") as caught:
+        with pytest.raises(UserError, match="is not divisible by mesh") as caught:
             param_shardings(axes, shapes, mesh)
         tensor = str(caught.value).partition(":")[0]
         assert tensor in indivisible

@@ -111,23 +111,23 @@ def _fields(annotation: Any, node: dict) -> dict[str, Any]:
     return {name: field.annotation for name, field in models[0].model_fields.items()} if models else {}
 
 
-def _arms(annotation: Any) -> list[Any]:
+def _union_members(annotation: Any) -> list[Any]:
     """The members of a union, without `Annotated` and `None`."""
     if typing.get_origin(annotation) is typing.Annotated:
-        return _arms(typing.get_args(annotation)[0])
+        return _union_members(typing.get_args(annotation)[0])
     if typing.get_origin(annotation) in (Union, types.UnionType):
-        return [arm for member in typing.get_args(annotation) for arm in _arms(member)]
+        return [member for part in typing.get_args(annotation) for member in _union_members(part)]
     return [] if annotation is type(None) else [annotation]
 
 
 def member_models(annotation: Any) -> list[type[BaseModel]]:
     """The config classes in a union, or the class itself."""
-    return [arm for arm in _arms(annotation) if isinstance(arm, type) and issubclass(arm, BaseModel)]
+    return [m for m in _union_members(annotation) if isinstance(m, type) and issubclass(m, BaseModel)]
 
 
 def item_type(annotation: Any) -> Any:
     """The type of the items of a list."""
-    tuples = [arm for arm in _arms(annotation) if typing.get_origin(arm) is tuple]
+    tuples = [member for member in _union_members(annotation) if typing.get_origin(member) is tuple]
     return typing.get_args(tuples[0])[0]
 
 

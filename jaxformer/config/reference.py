@@ -35,7 +35,7 @@ class Entry:
 
     @property
     def models(self) -> list[Model]:
-        """The config classes that a value, or the items of a list, can have."""
+        """The possible config classes of the value, or of the items of a list."""
         return member_models(_items(self.annotation))
 
 
@@ -87,14 +87,14 @@ def _walk(key: str, path: list[str], annotation: Any, kind: str = "") -> Iterato
         yield from (
             _walk(without_kind, rest, model, name) if rest else [Entry(without_kind, model, _doc(model), kinds=(name,))]
         )
-    for model in owners if len(owners) == 1 or not rest else _having(owners, path):
+    for model in owners if len(owners) == 1 or not rest else _owners_with(owners, path):
         field = model.model_fields[name]
         kinds = (kind_of(model),) if by_kind or kind else ()
         yield from _walk(key, rest, field.annotation) if rest else [_field_entry(key, field, kinds)]
 
 
-def _having(owners: list[Model], path: list[str]) -> list[Model]:
-    """The classes in which the rest of the path exists too; all of them if it exists in none."""
+def _owners_with(owners: list[Model], path: list[str]) -> list[Model]:
+    """The classes in which the rest of the path also exists; all classes if it exists in none."""
     return [m for m in owners if _exists(path[1:], m.model_fields[path[0]].annotation)] or owners
 
 
@@ -153,7 +153,7 @@ def format_markdown() -> str:
 
 
 def _find_places() -> dict[Model, list[str]]:
-    """Every config class with the keys at which it can stand, in the order of the tree."""
+    """Every config class with the keys at which it can occur, in the order of the tree."""
     places: dict[Model, list[str]] = {}
 
     def visit(key: str, model: Model, kind: str) -> None:

@@ -1,9 +1,9 @@
 """Reads and writes generation_config.json, the file with a model's decoding defaults in Hugging Face directories.
 
-The file keeps its format in run directories too. `GenerationDefaults` holds it and the settings of `generate` that it
-stands for. A field becomes a setting only if both mean exactly the same; other fields that change the output are
-`unsupported`. As in transformers, decoding is greedy unless `do_sample` is true. A setting that the file does not name
-has the default of `generate`: unlike in transformers, sampling then has no top_k of 50.
+The file keeps its format in run directories too. `GenerationDefaults` holds the fields and the equivalent
+settings of `generate`. A field becomes a setting only if both mean exactly the same; other fields that change the
+output are `unsupported`. As in transformers, decoding is greedy unless `do_sample` is true. A setting that the file
+does not name has the default of `generate`: unlike in transformers, sampling then has no top_k of 50.
 """
 
 from collections.abc import Mapping
@@ -148,7 +148,7 @@ def _take_sampling(rest: dict[str, Any], has_beams: bool) -> dict[str, Any]:
     if samples and not has_beams:
         del rest["do_sample"]
         return {"temperature": 1.0} | settings
-    # Beam search that samples is unsupported: `do_sample` stays in `rest`.
+    # Sampling in beam search is unsupported: `do_sample` stays in `rest`.
     for name in _SAMPLING_UNSUPPORTED:
         rest.pop(name, None)
     return {}
@@ -162,7 +162,7 @@ def _take_lengths(rest: dict[str, Any], settings: Mapping[str, Any], model: Mode
     taken = {}
     for name, ours in (("max_length", "max_new_tokens"), ("min_length", "min_new_tokens")):
         if ours in settings:
-            rest.pop(name, None)  # transformers gives it precedence too
+            rest.pop(name, None)  # as in transformers, the number of new tokens takes precedence
         elif name in rest and model.shape == "encoder-decoder":
             value = rest.pop(name)
             if isinstance(value, bool) or not isinstance(value, int):

@@ -1,7 +1,7 @@
 """Packing: several pieces of text share one row of fixed length, separated by segment ids.
 
 A packed row is stored as one flat int32 record, which concatenates the columns of a `Layout`. An objective declares the
-layout and turns stored rows into model batches, which may have other lengths and fields. Padding has token id 0 for
+layout and turns stored rows into model batches, which may have different lengths and fields. Padding has token id 0 for
 every tokenizer and is recognised by its segment id 0, not by its token id.
 """
 

@@ -1,10 +1,10 @@
-"""What all builders share: functions of family files that return a `ModelConfig` from a few sizes and options.
+"""What all builders share; a builder is a function that makes a `ModelConfig` from a few sizes and options.
 
 A parameter has the same name and meaning in every builder that takes it:
 
 * `num_layers`, `embed_dim`, `vocab_size`: sizes of the model; `num_layers` is that of each stack.
 * `num_heads`, `num_kv_heads`, `head_dim`: sizes of attention. `num_kv_heads` defaults to `num_heads`. If `head_dim` is
-  None, heads divide `embed_dim` evenly; families whose published models do otherwise have another default.
+  None, it is `embed_dim / num_heads`; families whose published models have another value default to that value.
 * `mlp_dim`: channels of the hidden layer of an MLP or expert.
 * `num_decoder_layers`, `num_decoder_heads`, `decoder_mlp_dim`: of an encoder-decoder; default to those of the encoder.
   `source_vocab_size`: number of ids of the source, if it has its own embedding table.

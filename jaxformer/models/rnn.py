@@ -54,7 +54,7 @@ def _zaremba(cell: Literal["elman", "lstm"], dim: int, bound: float, dropout: fl
 
 
 def _count(dim: int, num_gates: int, vocab_size: int = 10_000) -> int:
-    """The parameter count by the equations of section 3.1: two layers as wide as the embeddings, untied output."""
+    """The parameter count that follows from section 3.1: two layers as wide as the embeddings, untied output."""
     layer = num_gates * (2 * dim * dim + dim)  # an affine map of the previous state and of the input
     return vocab_size * dim + 2 * layer + dim * vocab_size + vocab_size
 

@@ -78,7 +78,7 @@ def vaswani(
 
 
 def _count(num_layers: int, embed_dim: int, mlp_dim: int, vocab_size: int = 37_000) -> int:
-    """The parameter count by the paper: sections 3.1 to 3.4 for the parts, 5.1 for the vocabulary of about 37,000."""
+    """The parameter count that follows from sections 3.1 to 3.4 of the paper, with the 37,000 tokens of section 5.1."""
     attention = 4 * embed_dim**2  # W^Q, W^K, W^V of all heads and W^O: 3.2.2, no biases
     feed_forward = 2 * embed_dim * mlp_dim + mlp_dim + embed_dim  # W_1, W_2, b_1, b_2: equation 2
     norm = 2 * embed_dim  # gain and bias after every sub-layer: 3.1

@@ -42,7 +42,7 @@ def make_batch(seed: int = 0) -> ParityBatch:
 
 
 def measure(sample: Sample) -> Parity:
-    """Compare both libraries on one batch, by way of the files that `save_pretrained` and `jaxformer export` write."""
+    """Import a sample, compare its outputs with transformers, and compare the exported weights with the original."""
     with tempfile.TemporaryDirectory() as scratch:
         original, run_dir, exported = (Path(scratch) / name for name in ("original", "run", "exported"))
         model = sample.save(original)

@@ -71,7 +71,7 @@ def test_defaults_give_the_output_of_transformers(name, fields, copy_sample, sam
 
 
 def test_sampling_defaults_equal_arguments(copy_sample, sample_run):
-    """With the same seed; transformers has other random numbers, and the filters have parity tests of their own."""
+    """With the same seed; transformers draws different random numbers, and the filters have their own parity tests."""
     source = copy_sample("llama").path
     set_generation(source, do_sample=True, temperature=1.3, top_k=30, top_p=0.9, min_p=0.01, max_new_tokens=12)
     run, plain = jf.load(source), sample_run("llama")

@@ -73,7 +73,7 @@ def test_pairs_with_an_empty_line_are_skipped_and_counted_once(tmp_path, caplog)
 
 def test_files_without_a_complete_pair(tmp_path):
     en, de = write(tmp_path, en="\n2\n", de="eins\n\n")
-    with pytest.raises(UserError, match="no line with text on both sides"):
+    with pytest.raises(UserError, match="no line with text in both files"):
         open_source(ParallelSource(inputs=en, targets=de))
 
 

@@ -85,6 +85,6 @@ def test_one_document_cannot_be_split(tmp_path):
         open_split(cfg, "train")
 
 
-def test_a_split_is_no_training_source():
+def test_a_split_is_not_a_training_source():
     with pytest.raises(ValidationError, match="split"):
         DataConfig(train={"kind": "split"})

@@ -32,7 +32,7 @@ OWN = {
 }
 DECODERS = ("LMHeadModel", "CausalLM", "Generation", "MTModel")
 DECODING = [name for name, sample in SAMPLES.items() if sample.architecture.endswith(DECODERS)]
-# Another sample that is not slow decodes with the same code.
+# These decode with the same code as another sample, which is not slow.
 SLOW = {"gemma", "gemma3", "qwen2.5", "qwen3", "qwen3-moe", "t5v1.1", "mt5", "marian", "smollm2", "mistral", "elman"}
 # Models with the same blocks as another one: their layouts are not compared again.
 SIBLINGS = {"smollm2", "qwen3", "mt5", "marian"}

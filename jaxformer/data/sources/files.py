@@ -29,7 +29,7 @@ def open_text(cfg: TextSource) -> Documents:
 def _texts(path: Path, document: str) -> list[str]:
     texts = [text for text in SPLITTERS[document](read_text(path)) if text.strip()]
     if not texts:
-        raise UserError(f"{path}: the file is empty: fill it or take it out of paths")
+        raise UserError(f"{path}: the file is empty: add text or remove it from paths")
     return texts
 
 
@@ -152,4 +152,4 @@ def _has_text(example: Example) -> bool:
 
 def _check_not_empty(path: Path, num_examples: int) -> None:
     if not num_examples:
-        raise UserError(f"{path}: the file is empty: fill it or take it out of paths")
+        raise UserError(f"{path}: the file is empty: add text or remove it from paths")

@@ -36,7 +36,7 @@ def _read_pairs(inputs: Path, targets: Path) -> list[Example]:
         if source.strip() and target.strip()
     ]
     if not pairs:
-        raise UserError(f"{inputs} and {targets} have no line with text on both sides: fill them or take them out")
+        raise UserError(f"{inputs} and {targets} have no line with text in both files: add text or remove them")
     if len(pairs) < len(sources):
         _report_skipped(inputs, targets, len(sources) - len(pairs), len(sources))
     return pairs

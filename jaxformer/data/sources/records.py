@@ -29,7 +29,7 @@ def open_records(path: Path) -> ArrayRecordDataSource:
     except RuntimeError as error:
         raise UserError(f"{path}: not a readable ArrayRecord file ({error}): write it again") from None
     if not len(records):
-        raise UserError(f"{path}: the file holds no records: fill it or take it out of the config")
+        raise UserError(f"{path}: the file holds no records: add records or remove it from the config")
     return records
 
 

@@ -1,7 +1,7 @@
 """Splits examples into training and held-out examples by hashes of their text.
 
 A hash depends on nothing but the text, so the split is the same on every machine, does not depend on the order of files
-and examples, and keeps every example on its side when a corpus grows.
+and examples, and keeps every example in its split when a corpus grows.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ class Subset(Sequence[Example]):
 
 
 def is_heldout(text: str, percent: int) -> bool:
-    """Whether a text, or whatever has this name, is held out."""
+    """Whether the example with this text or name is held out."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) % 100 < percent
 
 

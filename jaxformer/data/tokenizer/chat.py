@@ -44,7 +44,7 @@ def render_chat(template: str, messages: Sequence[Mapping[str, Any]], tokens: Ma
 
 # ---------------------------------------------------------------- messages
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages as plain JSON values without those that are None; raise if they are malformed."""
+    """Return the messages as plain JSON values, without fields that are None; raise if they are malformed."""
     example = '{"role": "user", "content": "Hello"}'
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise UserError(f"messages={messages!r}: must be a list of messages such as {example}")
@@ -54,10 +54,10 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
             raise UserError(f"message {i} is {message!r}: must be a dict such as {example}")
         fields = {name: _as_json(value, i) for name, value in message.items() if value is not None}
         if not isinstance(fields.get("role"), str):
-            raise UserError(f"message {i}: role={message.get('role')!r}: must be a text such as 'user'")
+            raise UserError(f"message {i}: role={message.get('role')!r}: must be a string such as 'user'")
         # A message that calls a tool has no content.
         if not isinstance(fields.get("content", "" if len(fields) > 1 else None), str | list):
-            raise UserError(f"message {i}: content={message.get('content')!r}: must be a text or a list of parts")
+            raise UserError(f"message {i}: content={message.get('content')!r}: must be a string or a list of parts")
         checked.append(fields)
     return checked
 
@@ -70,7 +70,7 @@ def _as_json(value: Any, i: int) -> Any:
         return {str(name): _as_json(item, i) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_as_json(item, i) for item in value]
-    raise UserError(f"message {i} holds {value!r}: must be made of texts, numbers, lists and dicts")
+    raise UserError(f"message {i} holds {value!r}: must consist of strings, numbers, lists and dicts")
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:

@@ -77,8 +77,8 @@ def _pair_files(pair: TokenizerPair) -> dict[str, bytes]:
     if not (isinstance(pair.source, SentencePiece) and isinstance(pair.target, SentencePiece)):
         kinds = f"{type(pair.source).__name__} and {type(pair.target).__name__}"
         raise UserError(
-            f"the two tokenizers ({kinds}) cannot be exported: transformers has two vocabularies only in "
-            "MarianTokenizer, which needs two SentencePiece models"
+            f"the two tokenizers ({kinds}) cannot be exported: MarianTokenizer, the only class of "
+            "transformers with two vocabularies, needs two SentencePiece models"
         )
     models = [tokenizer.files()[SENTENCEPIECE_FILE] for tokenizer in (pair.source, pair.target)]
     source_ids, target_ids = (_piece_ids(model) for model in models)

@@ -147,7 +147,7 @@ def _default_template(value: Any) -> str | None:
     try:
         templates = value if isinstance(value, dict) else {named["name"]: named["template"] for named in value}
     except (TypeError, KeyError):
-        raise UserError(f"{SETTINGS_FILE}: chat_template must be a text or a list of named templates") from None
+        raise UserError(f"{SETTINGS_FILE}: chat_template must be a string or a list of named templates") from None
     if not isinstance(templates.get("default"), str):
         raise UserError(f"{SETTINGS_FILE}: none of the chat templates {', '.join(templates)} is named 'default'")
     return templates["default"]

@@ -49,7 +49,7 @@ def check_vocabulary(tokenizer: Tokenizer, model: ModelConfig, where: str = "mod
     """Raise if the tokenizer has more ids than the model has embeddings; additional embeddings are padding.
 
     Args:
-        where: how error messages begin the name of a setting.
+        where: prefix of the setting's name in error messages.
     """
     source_name = "vocab_size" if model.source_vocab_size is None else "source_vocab_size"
     sizes = (("vocab_size", model.vocab_size, tokenizer.vocab_size, "ids"),)

@@ -36,7 +36,7 @@ def train_sentencepiece(
     """Train a model of exactly `vocab_size` pieces; the result is the same on every machine.
 
     Args:
-      prefix: begins the names of the settings in error messages: `source_` for those of a source tokenizer.
+      prefix: prefix of setting names in error messages; `source_` for a source tokenizer.
     """
     sentences = list(select_sentences(texts, cfg.train_bytes))
     if not sentences:
