@@ -2,8 +2,8 @@
 
     jaxformer train configs/quickstart_translate.py
 
-Hardware: 2 CPU cores. Wall time: 3 min 40 s, evaluation included.
-Expect: 99.7 % exact match on 1000 held-out dates.
+Hardware: 2 CPU cores. Wall time: 1 min 11 s on an AMD EPYC with AVX-512, evaluation included.
+Expect: 99.5 % exact match on 1000 held-out dates.
 """
 
 from jaxformer.config import (

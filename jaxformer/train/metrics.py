@@ -9,7 +9,7 @@ import jax
 from etils import epath
 
 from jaxformer import hosts
-from jaxformer.config import MlpConfig, ModelConfig, MoeConfig, RecurrentConfig, RunConfig, StackConfig
+from jaxformer.config import AttentionConfig, MlpConfig, ModelConfig, MoeConfig, RecurrentConfig, RunConfig, StackConfig
 from jaxformer.ops.recurrence import NUM_GATES
 from jaxformer.rundir import RunDir, write_file
 
@@ -100,12 +100,20 @@ def _stack_flops(model: ModelConfig, stack: StackConfig, length: int, source: in
     """Forward FLOPs of one row: two per multiply-add, and half of the attention matrix if causal."""
     total = 0.0
     for block in map(stack.block, range(stack.num_layers)):
-        keys_per_query = min(block.attention.window or length, length) / (2 if block.attention.causal else 1)
+        keys_per_query = _mean_visible_keys(block.attention, length)
         total += length * _mlp_flops(model, block.mlp)
         total += _attention_flops(model, block.attention, length, length, keys_per_query)
         if block.cross_attention is not None:
             total += _attention_flops(model, block.cross_attention, length, source, source)
     return total
+
+
+def _mean_visible_keys(attention: AttentionConfig, length: int) -> float:
+    """Keys that a query sees on average in a row of `length` tokens."""
+    window = min(attention.window or length, length)
+    if attention.causal:
+        return window * (1 - window / (2 * length))  # half of them without a window: the first queries see few keys
+    return length if attention.window is None else min(2 * window - 1, length)
 
 
 def _mlp_flops(model: ModelConfig, mlp: MlpConfig | MoeConfig) -> float:
@@ -121,7 +129,9 @@ def _recurrent_flops(model: ModelConfig, stack: RecurrentConfig, length: int) ->
     return 2.0 * length * (NUM_GATES[stack.cell] * stack.dim * widths + out)
 
 
-def _attention_flops(model: ModelConfig, attention, queries: int, keys: int, keys_per_query: float) -> float:
+def _attention_flops(
+    model: ModelConfig, attention: AttentionConfig, queries: int, keys: int, keys_per_query: float
+) -> float:
     heads, kv_heads = attention.num_heads * attention.head_dim, attention.kv_heads * attention.head_dim
     projections = 2.0 * model.embed_dim * (2 * queries * heads + 2 * keys * kv_heads)
     return projections + 2.0 * 2.0 * queries * keys_per_query * heads

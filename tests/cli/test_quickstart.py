@@ -25,7 +25,7 @@ def test_language_model(tmp_path):
     output = run("train", "configs/quickstart.py", f"workdir={workdir}")
     assert f"jaxformer generate {workdir}" in output
     evaluation = json.loads((workdir / "evaluation.json").read_text())
-    assert evaluation["heldout_bits_per_byte"] < 2.6
+    assert evaluation["heldout_bits_per_byte"] <= 2.0
     assert "is complete" in run("train", "configs/quickstart.py", f"workdir={workdir}")
 
 

@@ -3,12 +3,14 @@
 import json
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from rich.console import Console
 
+from jaxformer.config import AttentionConfig
 from jaxformer.layers import num_params
 from jaxformer.rundir import RunDir
-from jaxformer.train.metrics import MetricWriter, step_flops
+from jaxformer.train.metrics import MetricWriter, _mean_visible_keys, step_flops
 from jaxformer.train.progress import Bar, DivergedError, Recorder
 
 
@@ -75,3 +77,17 @@ def test_flops_are_six_per_parameter_and_token_plus_attention(make_config):
     attention = 3 * 2 * 2 * model.decoder.num_layers * tokens * (config.data.length / 2) * model.embed_dim
     estimate = 6 * (num_params(model) - position_table) * tokens + attention
     assert step_flops(config) == pytest.approx(estimate, rel=0.05)
+
+
+@pytest.mark.parametrize("window", [None, 1, 5, 12, 40])
+@pytest.mark.parametrize("causal", [True, False])
+def test_attention_flops_count_visible_keys(causal, window):
+    """The estimate is within one key of the mean number of keys that the mask lets a query see, plus both edges."""
+    length = 40
+    attention = AttentionConfig(num_heads=1, head_dim=8, causal=causal, window=window)
+    distance = np.arange(length)[:, None] - np.arange(length)
+    reach = length if window is None else window
+    visible = (distance >= 0) & (distance < reach) if causal else np.abs(distance) < reach
+    mean = visible.sum(axis=1).mean()
+    edges = 0 if causal or window is None else window**2 / length  # the first and the last queries see fewer keys
+    assert abs(_mean_visible_keys(attention, length) - mean) <= 1 + edges
