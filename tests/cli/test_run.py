@@ -241,7 +241,7 @@ def test_diverging_stops_and_keeps_the_last_good_checkpoint(config_file, tmp_pat
         (['data.train={"kind":"text","paths":["/nowhere/*.txt"]}'], "/nowhere/*.txt"),
         (["mesh.data=3"], "does not fit"),
         (["data.batch_size=3", "train.accumulate=2"], "data.batch_size=3"),
-        (["mesh.data=1", "mesh.tensor=8", "data.batch_size=8"], "does not"),
+        (["mesh.data=1", "mesh.tensor=8", "data.batch_size=8"], "is not divisible by mesh"),
         (["workdir=/proc/version/run"], "workdir '/proc/version/run'"),
         (["data.tokenizer.kind=sentencepiece", "model.vocab_size=90000"], "model.vocab_size"),
     ],
