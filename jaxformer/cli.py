@@ -157,7 +157,7 @@ def _make_parser() -> argparse.ArgumentParser:
         "--shard-size",
         default="5GB",
         metavar="SIZE",
-        help="maximum size of one weight file, for example 200MB; default: 5GB",
+        help="maximum size of one weight file, for example 200MB; tensors are never split; default: 5GB",
     )
 
     sub = command("help", _help, "explain a config key: its type, default and meaning")

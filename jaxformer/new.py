@@ -71,8 +71,12 @@ def _choose_sizes(documents: Documents) -> Sizes:
     num_bytes = sum(len(text.encode()) for text in texts)
     vocab_size = next((size for limit, size in VOCABULARIES if num_bytes < limit), LARGEST_VOCABULARY)
     num_characters = len(set().union(*map(set, texts)))
-    while vocab_size is not None and vocab_size < 2 * num_characters + 512:  # every character is a piece of its own
+    num_words = len({word for text in texts for word in text.split()})
+    while vocab_size is not None and vocab_size < 2 * num_characters + 512:  # each character is also a piece
         vocab_size *= 2
+    # SentencePiece cannot find more pieces than a repetitive text has words and parts of words.
+    if vocab_size is not None and vocab_size > num_words:
+        vocab_size = None
     return Sizes(vocab_size, _choose_percent(documents), _choose_lengths(documents, vocab_size))
 
 
@@ -99,6 +103,8 @@ def _choose_lengths(documents: Documents, vocab_size: int | None) -> dict[str, i
 
 # ---------------------------------------------------------------- the file
 def _target(name: str) -> Path:
+    if not name.isprintable() or Path(name).name.removesuffix(".py") in ("", ".", "..") or name.endswith("/"):
+        raise UserError(f"{name!r} is not a name for a config: use one such as mymodel or configs/mymodel.py")
     path = Path(name if name.endswith(".py") else f"{name}.py")
     if path.exists():
         raise UserError(f"'{path}' exists: choose another name, or delete it first")

@@ -28,11 +28,16 @@ def load_run_file(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     try:
         with _local_imports(path.resolve().parent):
             function = runpy.run_path(str(path)).get("config")
-            config = None if function is None else function()
+            config = function() if callable(function) else function
     except ValidationError as error:
         raise UserError("\n".join(f"{path}: {line}" for line in explained(error))) from None
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
+    except SyntaxError as error:
+        where = "" if error.lineno is None else f"line {error.lineno}: "
+        raise UserError(f"config file '{path}' is not valid Python ({where}{error.msg})") from None
+    except ImportError as error:
+        raise UserError(f"config file '{path}' cannot be imported ({error}): install or correct the import") from None
     if function is None:
         raise UserError(f"config file '{path}' has no function config(): define one that returns a RunConfig")
     if not isinstance(config, RunConfig):

@@ -63,12 +63,12 @@ def train(config: RunConfig, console: Console | None = None) -> Run:
         # -------------------------------------------------------- restore, start or init
         state, start = first_state(program, checkpoints)
         if start >= config.train.steps:
-            console.print(describe_complete_run(run_dir, start))
+            console.print(describe_complete_run(run_dir, start, config.train.steps), soft_wrap=True)
             return _make_run(program, state, tokenizer, start)
         write_run_files(config, tokenizer)  # only now, so that an invalid config leaves no run files behind
         if start == 0:
             copy_generation_defaults(config)
-        console.print(describe_model(program, state, start))
+        console.print(describe_model(program, state, start), soft_wrap=True)
 
         # -------------------------------------------------------- loop
         steps, values = config.train.steps, {}

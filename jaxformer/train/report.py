@@ -39,11 +39,9 @@ def describe_model(program: TrainProgram, state: TrainState, start: int) -> str:
     )
 
 
-def describe_complete_run(run_dir: RunDir, step: int) -> str:
-    return (
-        f"the run in {run_dir} is complete at step {step}; raise train.steps to continue it, "
-        f"or try: jaxformer evaluate {run_dir}"
-    )
+def describe_complete_run(run_dir: RunDir, step: int, steps: int) -> str:
+    reached = f"complete at step {step}" if step == steps else f"at step {step}, beyond train.steps={steps}"
+    return f"the run in {run_dir} is {reached}; raise train.steps to continue it"
 
 
 def explain_divergence(error: DivergedError, checkpoints: Checkpoints) -> str:
@@ -72,12 +70,15 @@ def print_report(console: Console, run: Run, run_dir: RunDir, timer: PhaseTimer)
     seconds = ", ".join(f"{phase} {seconds:.0f} s" for phase, seconds in timer.seconds.items())
     console.print(f"time: {seconds}", soft_wrap=True)
     prompt = run.config.evaluate.prompts[0] if run.config.evaluate.prompts else "..."
-    # Plain lines without wrapping, so that the commands can be copied.
-    for line in (
+    path = shlex.quote(str(run_dir))
+    lines = [
         f"files: {run_dir} (config.json, metrics.jsonl, checkpoints, tensorboard)",
-        f"next: jaxformer generate {run_dir} --prompt {shlex.quote(prompt)}",
-        f"      jaxformer evaluate {run_dir}",
-    ):
+        f"next: jaxformer generate {path} --prompt {shlex.quote(prompt)}",
+    ]
+    if run.config.data.heldout is not None:
+        lines.append(f"      jaxformer evaluate {path}")
+    for line in lines:
+        # Without wrapping, so that the commands can be copied.
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 

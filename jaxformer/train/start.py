@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jax
+from pydantic import ValidationError
 
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import (
@@ -20,6 +21,7 @@ from jaxformer.config import (
     apply_overrides,
     load_run_file,
 )
+from jaxformer.config.overrides import explained
 from jaxformer.convert.directory import HuggingFaceDirectory, is_hugging_face
 from jaxformer.convert.hub import local_directory
 from jaxformer.errors import UserError
@@ -54,7 +56,10 @@ def complete_config(config: RunConfig) -> RunConfig:
         model = model or read_model(start)
         if takes_tokenizer:
             data = data.replace(tokenizer=DirectoryTokenizer(path=str(local_directory(start.path))))
-    return config.replace(model=model, data=data)
+    try:
+        return config.replace(model=model, data=data)
+    except ValidationError as error:
+        raise UserError("\n".join(f"train.start={start.path}: {line}" for line in explained(error))) from None
 
 
 def read_model(start: StartConfig) -> ModelConfig:

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -76,8 +77,13 @@ def test_the_translator_trains_prepares_and_evaluates(workspace, capsys):
 
 
 def test_the_vocabulary_suits_the_amount_of_text(workspace):
-    Path("large.txt").write_text("\n".join(f"{a} {b} {c}" for a in WORDS for b in WORDS for c in WORDS[::3]) * 20)
-    for name, file, tokenizer in (("small", "lines.txt", ByteTokenizer), ("big", "large.txt", SentencePieceTokenizer)):
+    Path("repetitive.txt").write_text("\n".join(f"{a} {b} {c}" for a in WORDS for b in WORDS for c in WORDS[::3]) * 20)
+    Path("large.txt").write_text("\n".join(f"{i:x}{a} {b}{i % 97}" for i in range(800) for a, b in pairwise(WORDS)))
+    for name, file, tokenizer in (
+        ("small", "lines.txt", ByteTokenizer),
+        ("same", "repetitive.txt", ByteTokenizer),
+        ("big", "large.txt", SentencePieceTokenizer),
+    ):
         assert run("new", name, "--text", file) == 0
         assert isinstance(load_run_file(f"{name}.py").data.tokenizer, tokenizer)
 
@@ -98,6 +104,10 @@ def test_a_small_file_still_has_held_out_lines(workspace):
         (["taken", "--text", "lines.txt"], "'taken.py' exists"),
         (["taken.py", "--pairs", "en.txt", "de.txt"], "'taken.py' exists"),
         (["mine", "--text", "one.txt"], "too few to hold some out"),
+        (["", "--text", "lines.txt"], "'' is not a name"),
+        ([".", "--text", "lines.txt"], "'.' is not a name"),
+        (["configs/", "--text", "lines.txt"], "'configs/' is not a name"),
+        (["a\nb", "--text", "lines.txt"], "is not a name"),
     ],
 )
 def test_mistakes_write_nothing(workspace, capsys, arguments, message):

@@ -281,3 +281,20 @@ def _round_trip(config: RunConfig, directory) -> None:
 def _write_run_file(path, **fields):
     path.write_text(RUN_FILE.format(**fields))
     return path
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("these are words", "is not valid Python (line 1: "),
+        ("import no_such_module_at_all", "cannot be imported (No module named 'no_such_module_at_all')"),
+        ("config = 4", "config() returned int, expected RunConfig"),
+    ],
+)
+def test_a_file_that_is_no_config_is_one_line(tmp_path, text, message):
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    with pytest.raises(UserError) as caught:
+        load_run_file(path)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
