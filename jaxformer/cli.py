@@ -96,6 +96,30 @@ def _make_parser() -> argparse.ArgumentParser:
     _add_overrides(sub)
 
     sub = command("generate", _generate, "generate text from prompts; encoder-decoders read the prompt as their source")
+    _add_generate_arguments(sub)
+
+    sub = command("import", _import, "convert a Hugging Face model to a run directory")
+    sub.add_argument("source", metavar="HF_DIR", help="a directory with config.json and safetensors, or hf://org/name")
+    sub.add_argument("path", metavar="RUN", help="the run directory to create")
+
+    sub = command("export", _export, "convert a run to a Hugging Face model")
+    _add_export_arguments(sub)
+
+    sub = command("help", _help, "explain a config key: its type, default and meaning")
+    what = sub.add_mutually_exclusive_group()
+    what.add_argument("key", metavar="KEY", nargs="?", help="for example train.steps; default: list the top-level keys")
+    what.add_argument("--markdown", action="store_true", help="print all keys as Markdown")
+
+    sub = command("zoo", _zoo, "list the model families, their presets and their parity with transformers")
+    sub.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+    sub.add_argument("--measure", action="store_true", help="measure the parity again first; needs jaxformer[test]")
+
+    sub = command("bench", _bench, "benchmark training, the input pipeline or decoding on this machine")
+    _add_bench_arguments(sub)
+    return parser
+
+
+def _add_generate_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("path", metavar="RUN", help="a run directory or a Hugging Face directory")
     prompts = sub.add_mutually_exclusive_group(required=True)
     prompts.add_argument("--prompt", action="append", metavar="TEXT", help="a prompt; repeat the option for several")
@@ -135,11 +159,8 @@ def _make_parser() -> argparse.ArgumentParser:
     sub.add_argument("--weights", choices=("int8",), help="quantize weights to int8")
     sub.add_argument("--cache", choices=("int8",), help="quantize the KV cache to int8")
 
-    sub = command("import", _import, "convert a Hugging Face model to a run directory")
-    sub.add_argument("source", metavar="HF_DIR", help="a directory with config.json and safetensors, or hf://org/name")
-    sub.add_argument("path", metavar="RUN", help="the run directory to create")
 
-    sub = command("export", _export, "convert a run to a Hugging Face model")
+def _add_export_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("path", metavar="RUN", help="a run directory")
     sub.add_argument("target", metavar="HF_DIR", help="the directory to create")
     sub.add_argument("--step", type=int, metavar="N", help="step of the checkpoint; default: the latest")
@@ -160,16 +181,8 @@ def _make_parser() -> argparse.ArgumentParser:
         help="maximum size of one weight file, for example 200MB; tensors are never split; default: 5GB",
     )
 
-    sub = command("help", _help, "explain a config key: its type, default and meaning")
-    what = sub.add_mutually_exclusive_group()
-    what.add_argument("key", metavar="KEY", nargs="?", help="for example train.steps; default: list the top-level keys")
-    what.add_argument("--markdown", action="store_true", help="print all keys as Markdown")
 
-    sub = command("zoo", _zoo, "list the model families, their presets and their parity with transformers")
-    sub.add_argument("--markdown", action="store_true", help="print the table as Markdown")
-    sub.add_argument("--measure", action="store_true", help="measure the parity again first; needs jaxformer[test]")
-
-    sub = command("bench", _bench, "benchmark training, the input pipeline or decoding on this machine")
+def _add_bench_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("what", choices=("train", "data", "decode"), help="what to benchmark")
     sub.add_argument(
         "--config",
@@ -186,7 +199,6 @@ def _make_parser() -> argparse.ArgumentParser:
     for name, (kind, help) in CASE.items():
         sub.add_argument(f"--{name}", type=kind, metavar=kind.__name__.upper(), help=f"for decode: {help}")
     _add_overrides(sub)
-    return parser
 
 
 # Settings of `generate`: type, placeholder, help. The model's defaults are those in its generation_config.json.

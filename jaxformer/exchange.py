@@ -55,7 +55,7 @@ def export_run(
     Args:
       dtype: dtype of the written weights. None: that of the imported files, or float32 if the run was not imported.
       model_type: the format to write. None: that of the imported files, or the first that can represent the model.
-      max_bytes: maximum size of one weight file; a larger tensor gets a file of its own.
+      max_bytes: maximum size of one weight file; a larger tensor is written to a separate file.
     """
     target, origin = Path(target), _read_origin(Path(path))
     known = {known.name: known for known in DTYPES.values()}
