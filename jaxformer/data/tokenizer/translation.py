@@ -26,8 +26,8 @@ class Translation(Tokenizer):
     """`encode` expects text in the target language, `encode_inputs` and `encode_source` in the source language.
 
     If `separate_vocabs` is set in `tokenizer_config.json`, `vocab.json` has the ids of the source and
-    `target_vocab.json` those of the target. Each side uses the special ids of its own vocabulary; transformers uses
-    those of the source for both.
+    `target_vocab.json` those of the target. Source and target ids each use the special ids of their vocabulary;
+    transformers uses those of the source for both.
 
     Args:
         files: file contents by name: the two models, the vocabulary, and the `SIDE_FILES` that exist.
