@@ -27,6 +27,7 @@ class Tokens(NamedTuple):
     positions: Int[Array, "B T"]  # restart at 0 with every packed document
     segments: Int[Array, "B T"]  # 1, 2, ... per packed document; 0 is padding
     types: Int[Array, "B T"] | None = None  # token types, for models with type embeddings; None: all 0
+    prefix: Bool[Array, "B T"] | None = None  # tokens that earlier tokens may attend to as well; None: no token
 
 
 class Batch(NamedTuple):
@@ -36,31 +37,52 @@ class Batch(NamedTuple):
     """
 
     tokens: Tokens  # read by the decoder, or by the encoder of an encoder-only model
-    targets: Int[Array, "B T"] | None = None
-    weights: Float[Array, "B T"] | None = None  # 0 where a position has no target
+    targets: Int[Array, "B T"] | None = None  # [B, P] if only P positions are predicted
+    weights: Float[Array, "B T"] | None = None  # 0 where a position has no target; [B] if whole rows are labelled
     source: Tokens | None = None  # read by the encoder of an encoder-decoder
-    labels: Array | None = None  # labels of whole examples, not of tokens
+    labels: Array | None = None  # labels of whole rows: class ids [B], or numbers [B, labels]
+    predicted: Int[Array, "B P"] | None = None  # positions that the targets belong to; None: all positions
 
 
 class BatchLayout(NamedTuple):
-    """Sequence lengths of a batch."""
+    """Sizes of a batch, which determine its fields and their shapes."""
 
     length: int
     source_length: int = 0
     """Length of `Batch.source`; 0 if there is none."""
+    num_predictions: int = 0
+    """Number of predicted positions per row; 0 if every position is predicted."""
+    has_types: bool = False
+    """Whether `Batch.tokens` has token types."""
+    num_labels: int = 0
+    """Number of labels per row; 0 if rows are not labelled."""
+    float_labels: bool = False
+    """Whether labels are numbers, as in regression and multi-label classification, not the id of one class."""
+
+    @property
+    def loss_length(self) -> int:
+        """Number of positions per row whose logits are computed."""
+        return self.num_predictions or self.length
 
 
 def abstract_batch(layout: BatchLayout, num_rows: int) -> Batch:
-    """Shapes and dtypes of a batch of token ids, targets and weights."""
+    """Shapes and dtypes of the fields of a batch."""
+
+    def array(*shape: int, dtype: jnp.dtype = jnp.int32) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((num_rows, *shape), dtype)
 
     def tokens(length: int) -> Tokens:
-        ids = jax.ShapeDtypeStruct((num_rows, length), jnp.int32)
+        ids = array(length)
         return Tokens(ids, ids, ids)
 
-    target = tokens(layout.length)
-    weights = jax.ShapeDtypeStruct(target.ids.shape, jnp.float32)
-    source = tokens(layout.source_length) if layout.source_length else None
-    return Batch(target, target.ids, weights, source)
+    target, source = tokens(layout.length), tokens(layout.source_length) if layout.source_length else None
+    if layout.has_types:
+        target = target._replace(types=target.ids)
+    if layout.num_labels:
+        labels = array(layout.num_labels, dtype=jnp.float32) if layout.float_labels else array()
+        return Batch(target, weights=array(dtype=jnp.float32), source=source, labels=labels)
+    targets, weights = array(layout.loss_length), array(layout.loss_length, dtype=jnp.float32)
+    return Batch(target, targets, weights, source, predicted=targets if layout.num_predictions else None)
 
 
 def tokens_from_ids(ids: Int[Array, "B T"], mask: Int[Array, "B T"] | None = None) -> Tokens:

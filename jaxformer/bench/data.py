@@ -17,7 +17,7 @@ def bench_data(config_file: str | None, overrides: Sequence[str], repeats: int) 
     started = time.perf_counter()
     tokenizer = make_tokenizer(config, open_split(config.data, "train"))
     objective = make_objective(config, tokenizer)
-    packed = build_set(config.data, objective, tokenizer, "train")
+    packed = build_set(config.data, objective, "train")
     built = time.perf_counter() - started
     loader, num_batches = make_loader(config, packed, objective), 200
     rates = []

@@ -65,7 +65,7 @@ def random_batch(config: RunConfig) -> Batch:
         segments = np.where(np.arange(length) < length // 2, 1, 2).astype(np.int32)
         return packed_tokens(rng.integers(0, vocab_size, shape, dtype=np.int32), np.broadcast_to(segments, shape))
 
-    model, (length, source_length) = config.model, config.data.batch_layout
+    model, (length, source_length, *_) = config.model, config.batch_layout
     target = tokens(length, model.vocab_size)
     weights = np.ones((config.data.batch_size, length), np.float32)
     source = tokens(source_length, model.encoder_vocab_size) if source_length else None

@@ -62,10 +62,20 @@ from jaxformer.config.model import (
     YarnScaling as YarnScaling,
 )
 from jaxformer.config.objectives import (
+    MASK_TOKEN as MASK_TOKEN,
+    NUM_SENTINELS as NUM_SENTINELS,
     OBJECTIVE_CONFIGS as OBJECTIVE_CONFIGS,
     Causal as Causal,
+    Classify as Classify,
+    Denoiser as Denoiser,
+    Infill as Infill,
+    Masked as Masked,
     ObjectiveConfig as ObjectiveConfig,
     Seq2Seq as Seq2Seq,
+    Span as Span,
+    Tag as Tag,
+    Ul2 as Ul2,
+    sentinel_token as sentinel_token,
 )
 from jaxformer.config.optim import (
     Adafactor as Adafactor,

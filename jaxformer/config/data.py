@@ -6,7 +6,6 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from jaxformer.config.base import Config
 from jaxformer.config.objectives import Causal, Objective
-from jaxformer.typing import BatchLayout
 
 Paths = str | Annotated[tuple[str, ...], Field(min_length=1)]
 
@@ -150,12 +149,16 @@ class SentencePieceTokenizer(Config):
     """Train a model that encodes unknown characters as UTF-8 bytes, not as an unknown token. Not used with `path`."""
     train_bytes: PositiveInt = 4_000_000
     """Maximum bytes of text to train the tokenizer on, spread evenly over the documents. Not used with `path`."""
+    extra_tokens: tuple[str, ...] = ()
+    """Special tokens to append to the vocabulary, such as `<mask>` or T5's sentinels; no text is encoded to them."""
 
 
 class ByteTokenizer(Config):
     """UTF-8 bytes as tokens: pad, bos and eos have the ids 0, 1 and 2, byte b has the id b + 3; 259 ids in total."""
 
     kind: Literal["bytes"] = "bytes"
+    extra_tokens: tuple[str, ...] = ()
+    """Special tokens to append to the vocabulary, such as `<mask>` or T5's sentinels; no text is encoded to them."""
 
 
 class HuggingFaceTokenizer(Config):
@@ -164,6 +167,8 @@ class HuggingFaceTokenizer(Config):
     kind: Literal["huggingface"] = "huggingface"
     path: str
     """The `tokenizer.json` or its directory; special tokens are read from the files next to it."""
+    extra_tokens: tuple[str, ...] = ()
+    """Special tokens to append to the vocabulary, such as `<mask>` or T5's sentinels; no text is encoded to them."""
 
 
 class DirectoryTokenizer(Config):
@@ -172,6 +177,8 @@ class DirectoryTokenizer(Config):
     kind: Literal["directory"] = "directory"
     path: str
     """The run directory or Hugging Face directory."""
+    extra_tokens: tuple[str, ...] = ()
+    """Special tokens to append to the vocabulary, such as `<mask>` or T5's sentinels; no text is encoded to them."""
 
 
 Tokenizer = Annotated[
@@ -198,13 +205,11 @@ class DataConfig(Config):
     batch_size: PositiveInt = 8
     """Rows in the global batch of one optimizer step, over all hosts and gradient-accumulation steps."""
     pack: bool = True
-    """Pack several short examples into one row, separated by segment ids. False: one example per row."""
+    """Pack several short examples into one row, separated by segment ids. False, and always if the objective labels
+    whole rows (classify): one example per row."""
+    too_long: Literal["drop", "truncate"] = "drop"
+    """What to do with labelled texts and pairs that do not fit into a row; other texts are split into several rows."""
     workers: NonNegativeInt = 0
     """Worker processes that build batches. 0: a thread of the training process builds them."""
     prefetch: PositiveInt = 8
     """Batches to build ahead of training."""
-
-    @property
-    def batch_layout(self) -> BatchLayout:
-        """Sequence lengths of a batch."""
-        return BatchLayout(self.length, self.objective.source_length)

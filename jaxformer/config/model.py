@@ -21,6 +21,7 @@ from jaxformer.config.base import Config
 
 Rate = Annotated[float, Field(ge=0.0, lt=1.0)]
 ModelShape = Literal["encoder-decoder", "decoder-only", "encoder-only"]
+Problem = Literal["single_label", "multi_label", "regression"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 
 
@@ -447,16 +448,32 @@ class HeadConfig(Config):
 
 
 class PoolerConfig(Config):
-    """One vector per row, and optionally class logits computed from it."""
+    """A head for classification, tagging and sentence vectors: pooling, an optional dense layer, optional classes."""
 
-    pooling: Literal["first", "mean"] = "first"
-    """first: the hidden state of the first token; mean: the mean over all tokens of the row."""
-    transform: TransformConfig
-    """Dense layer applied to the pooled vector."""
+    pooling: Literal["first", "mean", "last", "none"] = "first"
+    """first or last: the hidden state of that token; mean: the mean over all tokens; none: every token (tagging)."""
+    transform: TransformConfig | None = None
+    """Dense layer applied to the pooled vector. None: no such layer."""
     num_classes: PositiveInt | None = None
     """Number of classes. None: the pooler returns the vector instead of class logits."""
+    labels: tuple[str, ...] = ()
+    """Names of the classes, in the order of their ids. Empty: those of the training data, in sorted order."""
+    problem: Problem = "single_label"
+    """single_label: exactly one class; multi_label: any number of classes; regression: numbers, one per class."""
+    bias: bool = True
+    """Add a bias to the class logits."""
     dropout: Rate = 0.0
     """Dropout rate of the vector before the classifier."""
+
+    @model_validator(mode="after")
+    def _labels_fit(self) -> "PoolerConfig":
+        if self.labels and len(self.labels) != (self.num_classes or 0):
+            raise ValueError(f"labels has {len(self.labels)} names but num_classes={self.num_classes}: make them equal")
+        if len(set(self.labels)) < len(self.labels):
+            raise ValueError(f"labels={list(self.labels)} has a name twice: give every class its own name")
+        if self.pooling == "none" and (self.num_classes is None or self.problem != "single_label"):
+            raise ValueError("pooling=none (tagging) needs num_classes and problem=single_label")
+        return self
 
 
 class SpecialIds(Config):
@@ -499,9 +516,9 @@ class ModelConfig(Config):
     decoder: Decoder | None = None
     """Decoder stack. None: the model is encoder-only."""
     head: HeadConfig | None = HeadConfig()
-    """Output head. None, for encoder-only models: the model returns hidden states instead of logits."""
+    """Output head. None: the model has no logits over the vocabulary, only hidden states."""
     pooler: PoolerConfig | None = None
-    """Pooler of an encoder-only model, for sentence vectors and classification. None: no pooler."""
+    """Head for classification, tagging and sentence vectors. None: no such head."""
     context_length: PositiveInt | None = None
     """Maximum sequence length in tokens, if lower than that of the position embeddings. None: no further limit."""
     special: SpecialIds = SpecialIds()
@@ -532,11 +549,9 @@ class ModelConfig(Config):
             raise ValueError("encoder and decoder are both none: a model needs at least one stack")
         if self.decoder is not None:
             self._check_decoder()
-            if self.head is None:
-                raise ValueError("head=none on a model with a decoder: generation needs logits, set a head")
-            if self.pooler is not None:
+            if self.head is None and (self.pooler is None or self.pooler.num_classes is None):
                 raise ValueError(
-                    "pooler is set on a model with a decoder: only encoder-only models can pool, set it to none"
+                    "head=none on a model with a decoder: set a head to generate text, or pooler.num_classes to label it"
                 )
         if self.encoder is not None and any(b.cross_attention is not None for b in self.encoder.blocks):
             raise ValueError("encoder has cross_attention: only a decoder attends to another stack, set it to none")

@@ -11,6 +11,7 @@ from jaxformer.config.migrate import metrics_from_exact_match
 from jaxformer.config.model import ModelConfig
 from jaxformer.config.optim import InverseSqrt, OptimConfig, WarmupStableDecay
 from jaxformer.errors import UserError
+from jaxformer.typing import BatchLayout
 
 AxisSize = Annotated[int, Field(ge=-1)]
 
@@ -170,12 +171,18 @@ class RunConfig(Config):
         if self.data is not None:
             _check_batch(self)
             if self.model is not None:
-                _check_lengths(self)
                 _check_shape(self)
+                _check_lengths(self)
+                _check_chunks(self)
                 _check_tokenizers(self)
         _check_steps(self)
         _check_best(self)
         return self
+
+    @property
+    def batch_layout(self) -> BatchLayout:
+        """Sizes of a training batch."""
+        return self.data.objective.batch_layout(self.data.length, self.model)
 
     def check_data(self) -> None:
         """Raise if the config has no data."""
@@ -187,7 +194,7 @@ class RunConfig(Config):
 
 
 def _check_lengths(cfg: RunConfig) -> None:
-    limit, layout = cfg.model.max_length, cfg.data.batch_layout
+    limit, layout = cfg.model.max_length, cfg.batch_layout
     lengths = {"data.length": layout.length, "data.objective.input_length": layout.source_length}
     for field, length in lengths.items():
         if limit is not None and length > limit:
@@ -197,16 +204,18 @@ def _check_lengths(cfg: RunConfig) -> None:
 
 
 def _check_batch(cfg: RunConfig) -> None:
-    if cfg.train.loss_chunks != "auto" and cfg.data.length % cfg.train.loss_chunks:
-        raise ValueError(
-            f"data.length={cfg.data.length} is not a multiple of train.loss_chunks={cfg.train.loss_chunks}: "
-            "change one of them"
-        )
     if cfg.data.batch_size % cfg.train.accumulate:
         raise ValueError(
             f"data.batch_size={cfg.data.batch_size} is not a multiple of train.accumulate={cfg.train.accumulate}: "
             "change one of them"
         )
+
+
+def _check_chunks(cfg: RunConfig) -> None:
+    chunks, length = cfg.train.loss_chunks, cfg.batch_layout.loss_length
+    if chunks != "auto" and length % chunks:
+        name = "data.length" if length == cfg.data.length else "the number of predicted tokens per row"
+        raise ValueError(f"{name}={length} is not a multiple of train.loss_chunks={chunks}: change one of them")
 
 
 def _limit_name(model: ModelConfig) -> str:
@@ -215,12 +224,7 @@ def _limit_name(model: ModelConfig) -> str:
 
 
 def _check_shape(cfg: RunConfig) -> None:
-    objective = cfg.data.objective
-    if cfg.model.shape not in objective.shapes:
-        raise ValueError(
-            f"data.objective.kind={objective.kind} needs a model that is {' or '.join(objective.shapes)}, but model is "
-            f"{cfg.model.shape}: change the objective or the stacks"
-        )
+    cfg.data.objective.check_model(cfg.model)
     for i, metric in enumerate(cfg.evaluate.metrics):
         if cfg.model.shape not in metric.shapes:
             raise ValueError(
@@ -240,8 +244,12 @@ def _check_tokenizers(cfg: RunConfig) -> None:
     if model.source_vocab_size is not None:
         sizes["model.source_vocab_size"] = (data.source_tokenizer or data.tokenizer, model.source_vocab_size)
     for name, (tokenizer, size) in sizes.items():
-        if isinstance(tokenizer, ByteTokenizer) and size < 259:
-            raise ValueError(f"{name}={size} is less than the 259 ids of the bytes tokenizer: set 259 or more")
+        if isinstance(tokenizer, ByteTokenizer):
+            needed = 259 + len({*tokenizer.extra_tokens, *data.objective.tokens})
+            if size < needed:
+                raise ValueError(
+                    f"{name}={size} is less than the {needed} ids of the bytes tokenizer: set {needed} or more"
+                )
 
 
 def _check_best(cfg: RunConfig) -> None:

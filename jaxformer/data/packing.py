@@ -6,7 +6,7 @@ every tokenizer and is recognised by its segment id 0, not by its token id.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -29,6 +29,8 @@ class Side(NamedTuple):
     columns: tuple[str, ...]
     segments: str = "segments"
     """Name of the column that holds the segment ids."""
+    limit: str = "data.length"
+    """The config key that sets the length, for messages about examples that do not fit."""
 
 
 class Layout(NamedTuple):
@@ -57,14 +59,30 @@ class Objective(Protocol):
 
     kind: str
     fields: Mapping[str, str]
-    """The source fields that an example must have, and the tokenizer method that encodes each of them."""
+    """The source fields that an example must have; the values are for `encode` only."""
     predicted: str | None
     """The source field that the targets encode, needed for bits per byte; None if they encode no field."""
+    can_pack: bool
+    """Whether several examples may share a row."""
     layout: Layout
     """Columns of a stored row."""
+    capacities: Sequence[int]
+    """Limits of what `sizes` of all pieces in a row may add up to; by default the lengths of the layout's sides."""
 
-    def pieces(self, ids: Mapping[str, list[int]]) -> list[Piece]:
-        """Split an example into pieces to be packed; an empty list means that it is too long and is dropped."""
+    model_settings: Mapping[str, Any]
+    """The settings of the model that stored rows depend on, by their names in the config."""
+
+    def encode(self, examples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Tokenise examples; the keys of a result are those that `pieces` reads.
+
+        The key `truncated` marks an example that was shortened to fit into a row.
+        """
+
+    def pieces(self, ids: Mapping[str, Any]) -> list[Piece]:
+        """Split an encoded example into pieces to be packed; an empty list means that it is too long and is dropped."""
+
+    def sizes(self, piece: Piece) -> tuple[int, ...]:
+        """How much of each of the `capacities` of a row a piece takes."""
 
     def batch(self, rows: StoredRows, generator: RowGenerator) -> Batch:
         """Make the model's batch from stored rows, corrupted if the objective corrupts its inputs.

@@ -50,10 +50,10 @@ def prepare(cfg: DataConfig, objective: Objective, tokenizer: Tokenizer, directo
     tokenizer.save(directory)
     counts = {}
     for name in _set_names(cfg):
-        packed = build_set(cfg, objective, tokenizer, name)
+        packed = build_set(cfg, objective, name)
         write_records(directory / f"{name}.array_record", _record_bytes(packed))
         counts[name] = {"rows": len(packed), "tokens": packed.num_tokens, "bytes": packed.num_bytes}
-    write_json(directory / META_FILE, {"settings": _settings(cfg, tokenizer), "sets": counts})
+    write_json(directory / META_FILE, {"settings": _settings(cfg, objective, tokenizer), "sets": counts})
     return open_prepared(cfg, objective, tokenizer, directory)
 
 
@@ -61,7 +61,7 @@ def open_prepared(cfg: DataConfig, objective: Objective, tokenizer: Tokenizer, d
     """Open the sets of a prepared directory; raise if it was prepared with other settings or another tokenizer."""
     directory = Path(directory)
     meta = _read_meta(directory)
-    _check_settings(meta.get("settings", {}), _settings(cfg, tokenizer), directory)
+    _check_settings(meta.get("settings", {}), _settings(cfg, objective, tokenizer), directory)
     sets = {name: _open_set(directory, name, meta["sets"][name], objective.layout) for name in _set_names(cfg)}
     return Sets(sets["train"], sets.get("heldout"))
 
@@ -69,14 +69,14 @@ def open_prepared(cfg: DataConfig, objective: Objective, tokenizer: Tokenizer, d
 def load_sets(cfg: DataConfig, objective: Objective, tokenizer: Tokenizer, directory: str | Path) -> Sets:
     """Open the prepared sets of a directory, or build them in memory if the directory holds none."""
     prepared = (Path(directory) / META_FILE).is_file()
-    return open_prepared(cfg, objective, tokenizer, directory) if prepared else build_sets(cfg, objective, tokenizer)
+    return open_prepared(cfg, objective, tokenizer, directory) if prepared else build_sets(cfg, objective)
 
 
 def load_heldout(cfg: DataConfig, objective: Objective, tokenizer: Tokenizer, directory: str | Path) -> PackedSet:
     """Open the prepared held-out set, or build it in memory without building the training set."""
     if (Path(directory) / META_FILE).is_file():
         return open_prepared(cfg, objective, tokenizer, directory).heldout
-    return build_set(cfg, objective, tokenizer, "heldout")
+    return build_set(cfg, objective, "heldout")
 
 
 def _set_names(cfg: DataConfig) -> tuple[SplitName, ...]:
@@ -96,10 +96,13 @@ def _open_set(directory: Path, name: str, counts: dict[str, int], layout: Layout
 
 
 # ---------------------------------------------------------------- meta.json
-def _settings(cfg: DataConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+def _settings(cfg: DataConfig, objective: Objective, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return all settings that the records depend on, by their names in the config."""
-    fields = cfg.model_dump(mode="json", include=set(FIELDS))
-    return {"format": FORMAT, "tokenizer": tokenizer.digest} | {f"data.{name}": fields[name] for name in FIELDS}
+    # Sets prepared before `too_long` existed dropped long examples.
+    names = FIELDS if cfg.too_long == "drop" else (*FIELDS, "too_long")
+    fields = cfg.model_dump(mode="json", include=set(names))
+    general = {"format": FORMAT, "tokenizer": tokenizer.digest}
+    return general | {f"data.{name}": fields[name] for name in names} | objective.model_settings
 
 
 def _read_meta(directory: Path) -> dict[str, Any]:

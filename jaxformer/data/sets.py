@@ -3,14 +3,13 @@
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from jaxformer.config import DataConfig
 from jaxformer.data.packing import Layout, Objective, Piece, StoredRows, fill_records, pack, split_records
 from jaxformer.data.sources import Documents, Example, SplitName, open_split
-from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -64,46 +63,41 @@ class Sets(NamedTuple):
     heldout: PackedSet | None
 
 
-def build_sets(cfg: DataConfig, objective: Objective, tokenizer: Tokenizer) -> Sets:
+def build_sets(cfg: DataConfig, objective: Objective) -> Sets:
     """Build the training and held-out sets of a run in memory."""
-    heldout = None if cfg.heldout is None else build_set(cfg, objective, tokenizer, "heldout")
-    return Sets(build_set(cfg, objective, tokenizer, "train"), heldout)
+    heldout = None if cfg.heldout is None else build_set(cfg, objective, "heldout")
+    return Sets(build_set(cfg, objective, "train"), heldout)
 
 
-def build_set(cfg: DataConfig, objective: Objective, tokenizer: Tokenizer, split: SplitName) -> PackedSet:
+def build_set(cfg: DataConfig, objective: Objective, split: SplitName) -> PackedSet:
     """Tokenise and pack the training or the held-out examples in memory."""
     documents = open_split(cfg, split)
     _check_fields(documents[0], objective, split)
     pieces: list[Piece] = []
-    num_bytes = num_dropped = 0
-    for example, ids in _encode(documents, objective, tokenizer):
+    num_bytes = num_dropped = num_truncated = 0
+    for example, ids in _encode(documents, objective):
         new_pieces = objective.pieces(ids)
         pieces += new_pieces
         num_bytes += len(example[objective.predicted].encode()) if new_pieces and objective.predicted else 0
         num_dropped += not new_pieces
-    _report_dropped(num_dropped, len(documents), objective.layout)
-    return _pack(pieces, cfg.pack, objective.layout, num_bytes)
+        num_truncated += bool(ids.get("truncated"))
+    _report_long(num_dropped, num_truncated, len(documents), objective.layout)
+    return _pack(pieces, cfg.pack and objective.can_pack, objective, num_bytes)
 
 
-def _pack(pieces: list[Piece], share_rows: bool, layout: Layout, num_bytes: int) -> PackedSet:
-    lengths = np.array([[len(piece[side.columns[0]]) for side in layout.sides] for piece in pieces])
-    rows = pack(lengths, layout.capacities) if share_rows else np.arange(len(pieces))
+def _pack(pieces: list[Piece], share_rows: bool, objective: Objective, num_bytes: int) -> PackedSet:
+    layout, sizes = objective.layout, np.array([objective.sizes(piece) for piece in pieces])
+    rows = pack(sizes, objective.capacities) if share_rows else np.arange(len(pieces))
     matrix = fill_records(pieces, rows, layout)
-    return PackedSet(MemoryRecords(matrix), layout, int(lengths[:, 0].sum()), num_bytes)
+    num_tokens = sum(len(piece[layout.sides[0].columns[0]]) for piece in pieces)
+    return PackedSet(MemoryRecords(matrix), layout, num_tokens, num_bytes)
 
 
-def _encode(
-    documents: Documents, objective: Objective, tokenizer: Tokenizer
-) -> Iterator[tuple[Example, dict[str, list[int]]]]:
+def _encode(documents: Documents, objective: Objective) -> Iterator[tuple[Example, dict[str, Any]]]:
     """Yield every example with the token ids of its fields."""
     for start in range(0, len(documents), CHUNK):
         examples = [documents[i] for i in range(start, min(start + CHUNK, len(documents)))]
-        ids = {
-            field: getattr(tokenizer, method)([example[field] for example in examples])
-            for field, method in objective.fields.items()
-        }
-        for i, example in enumerate(examples):
-            yield example, {field: ids[field][i] for field in objective.fields}
+        yield from zip(examples, objective.encode(examples), strict=True)
 
 
 def _check_fields(example: Example, objective: Objective, split: SplitName) -> None:
@@ -114,11 +108,14 @@ def _check_fields(example: Example, objective: Objective, split: SplitName) -> N
         )
 
 
-def _report_dropped(num_dropped: int, total: int, layout: Layout) -> None:
-    if not num_dropped:
-        return
-    names = ("data.length", "data.objective.input_length")
-    limits = " or ".join(f"{name}={size}" for name, size in zip(names, layout.capacities, strict=False))
+def _report_long(num_dropped: int, num_truncated: int, total: int, layout: Layout) -> None:
+    limits = " or ".join(dict.fromkeys(f"{side.limit}={side.length}" for side in layout.sides if side.limit))
     if num_dropped == total:
-        raise UserError(f"all {total:,} examples are longer than {limits} tokens: raise these limits")
-    log.warning("%s of %s examples are longer than %s tokens and are dropped", f"{num_dropped:,}", f"{total:,}", limits)
+        raise UserError(
+            f"all {total:,} examples are longer than {limits} tokens: raise these limits or set data.too_long=truncate"
+        )
+    for count, fate in ((num_dropped, "dropped"), (num_truncated, "truncated")):
+        if count:
+            log.warning(
+                "%s of %s examples are longer than %s tokens and are %s", f"{count:,}", f"{total:,}", limits, fate
+            )

@@ -24,7 +24,7 @@ class HeldOut:
         loss = OBJECTIVES[config.data.objective.kind].loss
         rows = loader.num_rows * loader.num_hosts // batch_ways(mesh.shape)
         # The loss without label smoothing and z-loss, computed in chunks as in training.
-        options = LossOptions(num_chunks=auto_chunks(rows, config.data.length, config.model.vocab_size))
+        options = LossOptions(num_chunks=auto_chunks(rows, config.batch_layout.loss_length, config.model.vocab_size))
         self._step = jax.jit(partial(_loss_sums, loss=loss, options=options), static_argnames="model")
 
     @property

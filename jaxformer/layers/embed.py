@@ -125,7 +125,7 @@ class Head(nn.Module):
 
 
 class Pooler(nn.Module):
-    """Pools every row into one vector and, if there are classes, projects it to class logits in float32."""
+    """Pools every row into one vector, or keeps every token, and projects to class logits in float32 if configured."""
 
     config: PoolerConfig
     embed_dim: int
@@ -134,14 +134,16 @@ class Pooler(nn.Module):
 
     def setup(self) -> None:
         cfg = self.config
-        self.transform = Transform(cfg.transform, self.embed_dim, self.kernel_init, self.runtime)
+        if cfg.transform is not None:
+            self.transform = Transform(cfg.transform, self.embed_dim, self.kernel_init, self.runtime)
         if cfg.num_classes is not None:
             shape, axes = (self.embed_dim, cfg.num_classes), ("embed", None)
-            self.classes = Linear(shape, axes, self.kernel_init, self.runtime, bias=True, dtype=jnp.float32)
+            self.classes = Linear(shape, axes, self.kernel_init, self.runtime, bias=cfg.bias, dtype=jnp.float32)
 
     def __call__(self, x_BTD: jax.Array, segments_BT: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        """Class logits [B, C], or pooled vectors [B, D] if there are no classes; rows must not be packed."""
-        x_BD = self.transform(pool(x_BTD, segments_BT, self.config.pooling))
-        if self.config.num_classes is None:
-            return x_BD
-        return self.classes(dropout(x_BD, self.config.dropout, key))
+        """Class logits [B, C], or pooled vectors [B, D] if there are no classes; pooled rows must not be packed."""
+        cfg = self.config
+        x = x_BTD if cfg.pooling == "none" else pool(x_BTD, segments_BT, cfg.pooling)
+        if cfg.transform is not None:
+            x = self.transform(x)
+        return x if cfg.num_classes is None else self.classes(dropout(x, cfg.dropout, key))

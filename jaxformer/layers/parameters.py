@@ -38,7 +38,7 @@ def _touch_all(model: Transformer, tokens: Tokens, source: Tokens | None) -> Non
     """Call every submodule, because Flax initialises a parameter when it is first used."""
     model(tokens, source)
     if model.config.pooler is not None:
-        model.pool(tokens)
+        model.pool(tokens, source)
 
 
 def _is_box(leaf: object) -> bool:

@@ -67,10 +67,17 @@ class Transformer(nn.Module):
     def encode(self, source: Tokens) -> Float[Array, "B S D"]:
         return self._encode(source, None)[0]
 
-    def pool(self, tokens: Tokens, key: jax.Array | None = None) -> Float[Array, "B C"]:
-        """Class logits, or one vector [B, D] per row if the pooler has no classes."""
+    def pool(self, tokens: Tokens, source: Tokens | None = None, key: jax.Array | None = None) -> Float[Array, "B C"]:
+        """Class logits, [B, T, C] if the pooler labels tokens; one vector [B, D] per row if it has no classes."""
+        return self.pool_and_router_loss(tokens, source, key)[0]
+
+    def pool_and_router_loss(
+        self, tokens: Tokens, source: Tokens | None = None, key: jax.Array | None = None
+    ) -> tuple[Float[Array, "B C"], Float[Array, ""] | None]:
+        """Like `pool`, with the auxiliary router loss as a mean over tokens; None without experts."""
         keys = split_key(key, 2)
-        return self.pooler(self._encode(tokens, keys[0])[0], tokens.segments, keys[1])
+        hidden_BTD, router_loss = self.hidden_and_router_loss(tokens, source, keys[0])
+        return self.pooler(hidden_BTD, tokens.segments, keys[1]), router_loss
 
     def logits(self, hidden_BTD: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         return self.head(hidden_BTD, self.embedding.tokens)

@@ -1,17 +1,20 @@
-"""The base class of objectives, and the loss that token objectives share."""
+"""The base class of objectives, and the losses that they share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
-from jaxformer.config import DataConfig
+from jaxformer.config import MASK_TOKEN, ModelConfig, RunConfig
 from jaxformer.data.packing import Layout, Piece, RowGenerator, StoredRows
-from jaxformer.data.tokenizer import SpecialTokens
+from jaxformer.data.tokenizer import Tokenizer, special_ids
+from jaxformer.errors import UserError
 from jaxformer.layers import Transformer
 from jaxformer.ops.losses import LossOptions, LossSums, TokenLosses, head_loss
-from jaxformer.typing import Array, Batch, Params
+from jaxformer.typing import Array, Batch, Float, Params
 
 
 def token_loss(
@@ -19,7 +22,8 @@ def token_loss(
 ) -> tuple[LossSums, TokenLosses]:
     """Cross-entropy of every target token, used by training, evaluation and scoring alike.
 
-    Logits are computed for one chunk of the sequence at a time. There is no dropout if `key` is None.
+    Logits are computed for one chunk of the sequence at a time, and only at the positions in `batch.predicted` if the
+    batch has them. There is no dropout if `key` is None.
     """
 
     def head(params: Params, hidden_BTD: Array) -> Array:
@@ -28,35 +32,88 @@ def token_loss(
     hidden_BTD, router_loss = model.apply(
         {"params": params}, batch.tokens, batch.source, key, method="hidden_and_router_loss"
     )
+    if batch.predicted is not None:
+        hidden_BTD = jnp.take_along_axis(hidden_BTD, batch.predicted[..., None], axis=1)
     head_params = {name: params[name] for name in ("embedding", "head") if name in params}
     sums, tokens = head_loss(head, options, head_params, hidden_BTD, batch.targets, batch.weights)
-    if router_loss is not None:
-        # The router loss is a mean over tokens, `LossSums` holds sums.
-        sums = sums._replace(loss=sums.loss + router_loss * sums.weight)
-    return sums, tokens
+    return add_router_loss(sums, router_loss), tokens
+
+
+def add_router_loss(sums: LossSums, router_loss: Float[Array, ""] | None) -> LossSums:
+    """Add the router loss of a mixture of experts, which is a mean over tokens, whereas `LossSums` holds sums."""
+    return sums if router_loss is None else sums._replace(loss=sums.loss + router_loss * sums.weight)
 
 
 class Objective(ABC):
     """How examples become batches, and what training minimises.
 
-    `pieces` and `batch` run on the host, `loss` is traced by JAX. `data.packing.Objective` documents the methods.
+    `encode`, `pieces` and `batch` run on the host, `loss` is traced by JAX. `data.packing.Objective` documents the
+    methods that the input pipeline calls.
     """
 
     kind: ClassVar[str]
     fields: ClassVar[Mapping[str, str]]
+    """The source fields that an example must have, and the tokenizer method that encodes each of them."""
     predicted: ClassVar[str | None] = None
+    can_pack: ClassVar[bool] = True
 
-    def __init__(self, config: DataConfig, special: SpecialTokens) -> None:
-        self.config, self.special = config, special
+    def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
+        self.config, self.model, self.tokenizer = config.data, config.model, tokenizer
+        self.special = special_ids(config.model, tokenizer)
 
     @property
     @abstractmethod
     def layout(self) -> Layout: ...
 
+    def encode(self, examples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        ids = {
+            field: getattr(self.tokenizer, method)([example[field] for example in examples])
+            for field, method in self.fields.items()
+        }
+        return [{field: ids[field][i] for field in self.fields} for i in range(len(examples))]
+
     @abstractmethod
-    def pieces(self, ids: Mapping[str, list[int]]) -> list[Piece]: ...
+    def pieces(self, ids: Mapping[str, Any]) -> list[Piece]: ...
+
+    def sizes(self, piece: Piece) -> tuple[int, ...]:
+        return tuple(len(piece[side.columns[0]]) for side in self.layout.sides)
+
+    @property
+    def capacities(self) -> tuple[int, ...]:
+        return self.layout.capacities
+
+    @property
+    def model_settings(self) -> dict[str, Any]:
+        pooler = self.model.pooler
+        if self.config.objective.head == "vocabulary":
+            return {}
+        return {"model.pooler.problem": pooler.problem, "model.pooler.labels": list(pooler.labels)}
 
     @abstractmethod
     def batch(self, rows: StoredRows, generator: RowGenerator) -> Batch: ...
 
     loss = staticmethod(token_loss)
+
+    @staticmethod
+    def step_metrics(sums: LossSums, model: ModelConfig) -> dict[str, Float[Array, ""]]:
+        """Metrics of a training step besides the loss."""
+        weight = jnp.maximum(sums.weight, 1.0)
+        return {"perplexity": jnp.exp(sums.nll / weight), "accuracy": sums.correct / weight}
+
+
+def require_token(tokenizer: Tokenizer, token: str, kind: str) -> int:
+    """The id of a special token that an objective needs; raise if the tokenizer does not have it."""
+    id = tokenizer.mask_id if token == MASK_TOKEN else tokenizer.token_id(token)
+    if id is None:
+        raise UserError(
+            f"data.objective.kind={kind} needs the token {token!r}, which the tokenizer does not have: add it with "
+            f"data.tokenizer.extra_tokens='[\"{token}\"]' (and raise model.vocab_size if needed), or use a tokenizer "
+            "that has it"
+        )
+    return id
+
+
+def split_text(ids: Sequence[int], length: int) -> list[np.ndarray]:
+    """Cut the ids of a text into pieces of at most `length`."""
+    array = np.asarray(ids, np.int32)
+    return [array[start : start + length] for start in range(0, len(array), length)]

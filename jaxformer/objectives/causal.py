@@ -1,11 +1,12 @@
 """Causal language modelling: predict every next token of a document."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from jaxformer.data.packing import Layout, Piece, RowGenerator, Side, StoredRows, packed_tokens
-from jaxformer.objectives.base import Objective
+from jaxformer.objectives.base import Objective, split_text
 from jaxformer.typing import Batch
 
 
@@ -18,12 +19,11 @@ class Causal(Objective):
     def layout(self) -> Layout:
         return Layout((Side(self.config.length, ("tokens", "targets")),))
 
-    def pieces(self, ids: Mapping[str, list[int]]) -> list[Piece]:
+    def pieces(self, ids: Mapping[str, Any]) -> list[Piece]:
         """The document with BOS and EOS, cut into pieces of at most one row; every token but BOS is a target once."""
-        stream = np.array([self.special.bos, *ids["text"], self.special.first_eos], np.int32)
-        tokens, targets, length = stream[:-1], stream[1:], self.config.length
-        cuts = range(0, len(tokens), length)
-        return [{"tokens": tokens[cut : cut + length], "targets": targets[cut : cut + length]} for cut in cuts]
+        stream = [self.special.bos, *ids["text"], self.special.first_eos]
+        tokens, targets = (split_text(part, self.config.length) for part in (stream[:-1], stream[1:]))
+        return [{"tokens": piece, "targets": shifted} for piece, shifted in zip(tokens, targets, strict=True)]
 
     def batch(self, rows: StoredRows, generator: RowGenerator) -> Batch:
         weights = (rows["segments"] > 0).astype(np.float32)

@@ -65,6 +65,30 @@ def cross_entropy(
     return sums, TokenLosses(jax.lax.stop_gradient(nll_BT), correct_BT)
 
 
+def class_loss(
+    logits_BC: Float[Array, "B C"], labels: Array, weights_B: Float[Array, " B"], problem: str, label_smoothing: float
+) -> LossSums:
+    """Weighted sums over labelled rows: cross-entropy, or the mean over classes of binary cross-entropy or of squares.
+
+    Args:
+      labels: class ids [B] for single_label, otherwise numbers [B, C].
+      problem: single_label, multi_label or regression.
+    """
+    logits_BC = logits_BC.astype(jnp.float32)
+    if problem == "single_label":
+        options = {"label_smoothing": label_smoothing}
+        return cross_entropy(logits_BC[:, None], labels[:, None], weights_B[:, None], **options)[0]
+    if problem == "multi_label":
+        # log(1 + exp(x)) - y x, the binary cross-entropy of logits x.
+        loss_B = (jax.nn.softplus(logits_BC) - labels * logits_BC).mean(axis=-1)
+        correct_B = ((logits_BC > 0) == (labels > 0.5)).all(axis=-1)
+    else:
+        loss_B = jnp.square(logits_BC - labels).mean(axis=-1)
+        correct_B = jnp.zeros_like(loss_B)
+    total = jnp.sum(loss_B * weights_B)
+    return LossSums(total, total, jnp.sum(correct_B * weights_B), weights_B.sum())
+
+
 def auto_chunks(num_rows: int, length: int, vocab_size: int) -> int:
     """Number of chunks that keeps logits small and matrix products large, for this number of rows on one device."""
     positions, chunks = max(num_rows, 1) * length, 1

@@ -84,9 +84,10 @@ def peak_flops(config: RunConfig, devices: Sequence[jax.Device]) -> float | None
 
 def step_flops(config: RunConfig) -> float:
     """Model FLOPs of one training step: the backward pass costs two forward passes; remat is not counted."""
-    rows, (target, source) = config.data.batch_size, config.data.batch_layout
-    model = config.model
-    forward = 2.0 * target * model.embed_dim * model.vocab_size if model.head is not None else 0.0
+    rows, layout, model = config.data.batch_size, config.batch_layout, config.model
+    target, source = layout.length, layout.source_length
+    predicts_tokens = config.data.objective.head == "vocabulary"
+    forward = 2.0 * layout.loss_length * model.embed_dim * model.vocab_size if predicts_tokens else 0.0
     if model.encoder is not None:
         forward += _stack_flops(model, model.encoder, source or target, 0)
     if isinstance(model.decoder, RecurrentConfig):

@@ -66,7 +66,7 @@ class TrainProgram:
     def abstract_batch(self) -> Batch:
         """Shapes, dtypes and shardings of a global batch."""
         sharding = batch_sharding(self.mesh)
-        batch = abstract_batch(self.config.data.batch_layout, self.config.data.batch_size)
+        batch = abstract_batch(self.config.batch_layout, self.config.data.batch_size)
         return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), batch)
 
     def lower(self, batch: Batch | None = None) -> jax.stages.Lowered:
@@ -93,7 +93,7 @@ def program_on_mesh(config: RunConfig, mesh: Mesh | AbstractMesh, platform: str)
     parts = StepParts(
         config=config,
         model=Transformer(config.model, make_runtime(config.train, platform)),
-        loss=OBJECTIVES[config.data.objective.kind].loss,
+        objective=OBJECTIVES[config.data.objective.kind],
         options=loss_options(config, mesh),
         optimizer=optimizer,
         partition=partition,
@@ -123,5 +123,5 @@ def loss_options(config: RunConfig, mesh: Mesh | AbstractMesh) -> LossOptions:
     chunks = config.train.loss_chunks
     if chunks == "auto":
         rows = config.data.batch_size // config.train.accumulate // batch_ways(mesh.shape)
-        chunks = auto_chunks(rows, config.data.length, config.model.vocab_size)
+        chunks = auto_chunks(rows, config.batch_layout.loss_length, config.model.vocab_size)
     return LossOptions(config.train.label_smoothing, config.train.z_loss, chunks)

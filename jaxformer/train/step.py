@@ -1,6 +1,5 @@
 """One training step, a pure function of state and batch."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -10,13 +9,11 @@ import optax
 from jaxformer.config import RunConfig
 from jaxformer.layers import Transformer
 from jaxformer.layers.partition import Partition
-from jaxformer.ops.losses import LossOptions, LossSums, TokenLosses
+from jaxformer.objectives import Objective
+from jaxformer.ops.losses import LossOptions, LossSums
 from jaxformer.train.optim import make_schedule
 from jaxformer.train.state import TrainState
 from jaxformer.typing import Array, Batch, Float, Params
-
-LossFunction = Callable[..., tuple[LossSums, TokenLosses | None]]
-"""`loss(model, params, batch, options, key)` of an objective."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +22,8 @@ class StepParts:
 
     config: RunConfig
     model: Transformer
-    loss: LossFunction
+    objective: type[Objective]
+    """Only its loss is used; the objective of a run, which also makes batches, needs a tokenizer."""
     options: LossOptions
     optimizer: optax.GradientTransformation
     partition: Partition
@@ -46,8 +44,7 @@ def train_step(state: TrainState, batch: Batch, *, parts: StepParts) -> tuple[Tr
     schedule = make_schedule(optim.schedule, optim.learning_rate, parts.config.train.steps)
     metrics = {
         "loss": sums.loss / tokens,
-        "perplexity": jnp.exp(sums.nll / tokens),
-        "accuracy": sums.correct / tokens,
+        **parts.objective.step_metrics(sums, parts.model.config),
         "tokens": sums.weight,
         "grad_norm": optax.tree.norm(grads),
         "param_norm": optax.tree.norm((params, state.frozen)),
@@ -66,7 +63,7 @@ def gradient_sums(
 
     def loss(params: Params, batch: Batch, key: jax.Array) -> tuple[Float[Array, ""], LossSums]:
         whole = parts.partition.merge(params, frozen)
-        sums, _ = parts.loss(parts.model, whole, batch, parts.options, key)
+        sums, _ = parts.objective.loss(parts.model, whole, batch, parts.options, key)
         return sums.loss, sums
 
     value_and_grad = jax.value_and_grad(loss, has_aux=True)

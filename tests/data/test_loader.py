@@ -53,7 +53,7 @@ def data_arguments(cfg, tokenizer=None):
 
 
 def build(cfg):
-    return build_set(*data_arguments(cfg), "train")
+    return build_set(*data_arguments(cfg)[:2], "train")
 
 
 def loader_of(cfg, rows, **options):
@@ -265,7 +265,7 @@ def test_random_numbers_of_a_row_are_pinned():
 def test_prepared_batches_equal_batches_from_memory(pairs, tmp_path):
     prepared = prepare(*data_arguments(pairs), tmp_path)
     for train, rows, split in ((True, prepared.train, "train"), (False, prepared.heldout, "heldout")):
-        memory = build_set(*data_arguments(pairs), split)
+        memory = build_set(*data_arguments(pairs)[:2], split)
         assert (rows.num_tokens, rows.num_bytes) == (memory.num_tokens, memory.num_bytes)
         loaders = [loader_of(pairs, packed, train=train) for packed in (rows, memory)]
         assert_same(loaders[0].iterate(0, 9), loaders[1].iterate(0, 9))

@@ -84,6 +84,6 @@ def test_rows_and_bytes_equal_those_of_the_same_pairs_in_tsv(tmp_path, make_conf
     sets = []
     for source in (ParallelSource(inputs=en, targets=de), TsvSource(paths=pairs)):
         cfg = make_config(train=source, objective=Seq2Seq(input_length=32), length=32)
-        sets.append(build_set(cfg.data, make_objective(cfg, Bytes()), Bytes(), "train"))
+        sets.append(build_set(cfg.data, make_objective(cfg, Bytes()), "train"))
     assert sets[0].num_bytes == sets[1].num_bytes == sum(len(text.encode()) for text in targets)
     np.testing.assert_array_equal(*(s.records.read(range(len(s))) for s in sets))

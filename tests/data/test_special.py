@@ -23,7 +23,7 @@ class PlainBytes(Bytes):
 def rows(model, tokenizer=None, **data):
     config = RunConfig(model=model, data=DataConfig(**data))
     tokenizer = tokenizer or Bytes()
-    packed = build_set(config.data, make_objective(config, tokenizer), tokenizer, "train")
+    packed = build_set(config.data, make_objective(config, tokenizer), "train")
     return {name: column[0] for name, column in packed.rows([0]).items()}
 
 

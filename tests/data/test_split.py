@@ -48,7 +48,7 @@ def test_training_heldout_and_tokenizer_use_their_own_side(make_config):
     assert len(train) + len(heldout) == len(PAIRS)
     objective = make_objective(cfg, Bytes())
     for split, documents in (("train", train), ("heldout", heldout)):
-        packed = build_set(cfg.data, objective, Bytes(), split)
+        packed = build_set(cfg.data, objective, split)
         assert packed.num_bytes == sum(len(e["targets"].encode()) for e in documents)
 
 
@@ -66,7 +66,7 @@ def test_prepared_sets_hold_the_same_split(make_config, tmp_path):
     documents = tuple(f"document {i}" for i in range(50))
     cfg = make_config(train=MemorySource(documents=documents), heldout=HeldoutSplit(percent=20), length=16)
     arguments = (cfg.data, make_objective(cfg, Bytes()), Bytes())
-    memory = build_set(*arguments, "heldout")
+    memory = build_set(*arguments[:2], "heldout")
     prepared = prepare(*arguments, tmp_path)
     assert prepared.heldout.num_bytes == memory.num_bytes
     assert prepared.train.num_bytes + memory.num_bytes == sum(map(len, documents))

@@ -1,31 +1,115 @@
-"""Objectives: targets, the layout of batches, and a span-corruption objective that is defined here."""
+"""The contract of every objective, and the targets of causal and sequence-to-sequence training."""
 
 import jax
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from jaxformer.config import ByteTokenizer, DataConfig, MemorySource, RunConfig, Seq2Seq
+from jaxformer.config import Causal, DataConfig, MemorySource, RunConfig, Seq2Seq, SpecialIds
 from jaxformer.data import Bytes, build_set, make_loader
-from jaxformer.data.packing import Layout, Side, packed_tokens
-from jaxformer.data.tokenizer import SpecialTokens
+from jaxformer.layers import Transformer, init_params
 from jaxformer.models.gpt2 import gpt2
 from jaxformer.models.vaswani import vaswani
-from jaxformer.objectives import OBJECTIVES, Objective, make_objective
-from jaxformer.typing import Batch, abstract_batch
+from jaxformer.objectives import OBJECTIVES, make_objective
+from jaxformer.ops.losses import LossOptions
+from jaxformer.typing import abstract_batch
 
 SHAPE = {"num_layers": 1, "embed_dim": 8, "num_heads": 2, "vocab_size": 300}
 BYTES = Bytes()
 
 
-def causal(length: int) -> Objective:
-    cfg = DataConfig(train=MemorySource(documents=("a",)), length=length)
-    return OBJECTIVES["causal"](cfg, SpecialTokens(BYTES.bos_id, None, (BYTES.eos_id,)))
+# ---------------------------------------------------------------- contract of every objective
+def test_batches_have_the_declared_layout(config, objective):
+    packed = build_set(config.data, objective, "train")
+    batch = make_loader(config, packed, objective).batch(0)
+    expected = abstract_batch(config.batch_layout, config.data.batch_size)
+    assert jax.tree.structure(batch) == jax.tree.structure(expected)
+    shapes = [(a.shape, a.dtype) for a in jax.tree.leaves(batch)]
+    assert shapes == [(a.shape, a.dtype) for a in jax.tree.leaves(expected)]
 
 
-def seq2seq(special: SpecialTokens) -> Objective:
-    cfg = DataConfig(train=MemorySource(pairs=(("a", "b"),)), objective=Seq2Seq(input_length=3), length=4)
-    return OBJECTIVES["seq2seq"](cfg, special)
+def test_empty_rows_have_no_targets(config, objective):
+    packed = build_set(config.data, objective, "train")
+    batch = objective.batch(packed.rows([0], size=3), lambda row: np.random.RandomState(row))
+    assert batch.weights[0].any()
+    assert not batch.weights[1:].any()
+
+
+def test_rows_depend_only_on_their_own_columns_and_generator(config, objective):
+    packed = build_set(config.data, objective, "train")
+    whole = objective.batch(packed.rows([0, 1, 2]), lambda row: np.random.RandomState(row))
+    alone = objective.batch(packed.rows([2]), lambda row: np.random.RandomState(2))
+    for ours, theirs in zip(jax.tree.leaves(whole), jax.tree.leaves(alone), strict=True):
+        np.testing.assert_array_equal(ours[2:], theirs)
+
+
+def test_stored_rows_are_not_changed_by_corruption(config, objective):
+    rows = build_set(config.data, objective, "train").rows([0, 1])
+    before = {name: column.copy() for name, column in rows.items()}
+    objective.batch(rows, lambda row: np.random.RandomState(row))
+    for name, column in rows.items():
+        np.testing.assert_array_equal(column, before[name])
+
+
+def test_loss_and_gradients_are_finite(config, objective):
+    packed = build_set(config.data, objective, "train")
+    batch = make_loader(config, packed, objective).batch(0)
+    model, params = Transformer(config.model), init_params(config.model, jax.random.key(0))
+    loss = OBJECTIVES[config.data.objective.kind].loss
+
+    def total(params):
+        sums, _ = loss(model, params, batch, LossOptions(label_smoothing=0.1))
+        return sums.loss, sums
+
+    (value, sums), gradient = jax.value_and_grad(total, has_aux=True)(params)
+    assert np.isfinite(float(value))
+    assert float(sums.weight) == batch.weights.sum()
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+    assert any(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(gradient))
+
+
+@pytest.mark.parametrize("kind", ["masked", "span", "ul2", "infill"])
+def test_corruption_changes_with_the_step(config_for, objective_for, kind):
+    config, objective = config_for(kind), objective_for(kind)
+    config = config.replace(data=config.data.replace(batch_size=2))
+    packed = build_set(config.data, objective, "train")
+    loader = make_loader(config, packed, objective)
+    assert len(packed) % 2 == 0 or len(packed) > 2
+    rows = packed.rows([0, 1])
+    first, second = (objective.batch(rows, lambda row, s=step: np.random.RandomState(10 * s + row)) for step in (1, 2))
+    assert any((a != b).any() for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True))
+    again = loader.batch(3)
+    for ours, theirs in zip(jax.tree.leaves(again), jax.tree.leaves(loader.batch(3)), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+# ---------------------------------------------------------------- shapes
+@pytest.mark.parametrize("kind", sorted(OBJECTIVES))
+def test_a_model_of_another_shape_is_an_error_that_names_the_shapes_that_work(config_for, kind):
+    config = config_for(kind)
+    shapes = config.data.objective.shapes
+    for other in (gpt2(**SHAPE | {"vocab_size": 400}), vaswani(**SHAPE | {"vocab_size": 400}, mlp_dim=8)):
+        if other.shape not in shapes:
+            with pytest.raises(ValueError, match=f"kind={kind} needs a model that is {' or '.join(shapes)}"):
+                config.replace(model=other)
+
+
+@pytest.mark.parametrize("kind", ["classify", "tag"])
+def test_a_model_without_classes_is_an_error(config_for, kind):
+    config = config_for(kind)
+    with pytest.raises(ValueError, match=r"set model\.pooler with num_classes"):
+        config.replace(model=config_for("masked").model)
+
+
+# ---------------------------------------------------------------- causal and seq2seq
+def causal(length: int):
+    cfg = DataConfig(train=MemorySource(documents=("a",)), length=length, objective=Causal())
+    return make_objective(RunConfig(model=gpt2(**SHAPE), data=cfg), BYTES)
+
+
+def seq2seq(special: SpecialIds, **data):
+    cfg = DataConfig(train=MemorySource(pairs=(("a", "b"),)), objective=Seq2Seq(input_length=3), length=4, **data)
+    return make_objective(RunConfig(model=vaswani(**SHAPE, mlp_dim=8, special=special), data=cfg), BYTES)
 
 
 @given(st.text("ab", max_size=40), st.integers(1, 12))
@@ -39,7 +123,8 @@ def test_causal_targets_contain_every_token_once(text, length):
 
 
 def test_seq2seq_shifts_targets_and_appends_eos():
-    (piece,) = seq2seq(SpecialTokens(1, 3, (2, 4))).pieces({"inputs": [10, 11, 2], "targets": [20, 21, 22]})
+    special = SpecialIds(bos=1, decoder_start=3, eos=(2, 4))
+    (piece,) = seq2seq(special).pieces({"inputs": [10, 11, 2], "targets": [20, 21, 22]})
     assert piece["inputs"].tolist() == [10, 11, 2]
     assert piece["tokens"].tolist() == [3, 20, 21, 22]
     assert piece["targets"].tolist() == [20, 21, 22, 2]
@@ -47,126 +132,11 @@ def test_seq2seq_shifts_targets_and_appends_eos():
 
 @pytest.mark.parametrize(("inputs", "targets"), [([10] * 4, [20]), ([10], [20] * 4)])
 def test_seq2seq_skips_pairs_that_do_not_fit(inputs, targets):
-    assert seq2seq(SpecialTokens(1, 1, (2,))).pieces({"inputs": inputs, "targets": targets}) == []
+    assert seq2seq(SpecialIds()).pieces({"inputs": inputs, "targets": targets}) == []
 
 
-# ---------------------------------------------------------------- contract of every objective
-def config_for(kind: str) -> RunConfig:
-    documents, pairs = (
-        tuple(f"text {i}" * (i % 5 + 1) for i in range(20)),
-        tuple((f"in {i}", str(i)) for i in range(20)),
-    )
-    data = {"tokenizer": ByteTokenizer(), "length": 24, "batch_size": 4}
-    if kind == "causal":
-        data = DataConfig(train=MemorySource(documents=documents), **data)
-        return RunConfig(model=gpt2(**SHAPE), data=data)
-    data = DataConfig(train=MemorySource(pairs=pairs), objective=Seq2Seq(input_length=16), **data)
-    return RunConfig(model=vaswani(**SHAPE, mlp_dim=8), data=data)
-
-
-@pytest.fixture(params=sorted(OBJECTIVES))
-def config(request) -> RunConfig:
-    return config_for(request.param)
-
-
-def test_batches_have_the_declared_layout(config):
-    objective = make_objective(config, BYTES)
-    packed = build_set(config.data, objective, BYTES, "train")
-    batch = make_loader(config, packed, objective).batch(0)
-    expected = abstract_batch(config.data.batch_layout, config.data.batch_size)
-    assert jax.tree.structure(batch) == jax.tree.structure(expected)
-    shapes = [(a.shape, a.dtype) for a in jax.tree.leaves(batch)]
-    assert shapes == [(a.shape, a.dtype) for a in jax.tree.leaves(expected)]
-
-
-def test_empty_rows_have_no_targets(config):
-    objective = make_objective(config, BYTES)
-    packed = build_set(config.data, objective, BYTES, "train")
-    batch = objective.batch(packed.rows([0], size=3), lambda row: np.random.RandomState(row))
-    assert batch.weights[0].any()
-    assert not batch.weights[1:].any()
-
-
-# ---------------------------------------------------------------- an objective that corrupts text to make its source
-FIRST_SENTINEL = 290
-
-
-class SpanCorruption(Objective):
-    """A small version of T5's objective (arXiv:1910.10683, section 3.1.4): source and targets come from one text.
-
-    In the source, a sentinel replaces a span of two tokens of every segment; the targets are the sentinel, the span and
-    EOS. A stored row has one side; the batch has two sides with different lengths.
-    """
-
-    kind = "span"
-    fields = {"text": "encode_batch"}  # noqa: RUF012
-
-    @property
-    def layout(self) -> Layout:
-        return Layout((Side(self.config.length, ("text",)),))
-
-    def pieces(self, ids):
-        return [{"text": np.array(ids["text"][: self.config.length], np.int32)}]
-
-    def batch(self, rows, generator) -> Batch:
-        num_rows, length = rows["text"].shape
-        names = ("source", "source_segments", "tokens", "targets", "segments")
-        columns = {name: np.zeros((num_rows, length), np.int32) for name in names}
-        for i in range(num_rows):
-            self._corrupt(rows["text"][i], rows["segments"][i], generator(i), {n: c[i] for n, c in columns.items()})
-        return Batch(
-            packed_tokens(columns["tokens"], columns["segments"]),
-            columns["targets"],
-            (columns["segments"] > 0).astype(np.float32),
-            packed_tokens(columns["source"], columns["source_segments"]),
-        )
-
-    def _corrupt(self, text, segments, random, columns):
-        ends = {"source": 0, "targets": 0}
-        for segment in range(1, segments.max() + 1):
-            ids = text[segments == segment]
-            start = random.randint(0, max(len(ids) - 1, 1))
-            span = ids[start : start + 2]
-            source = [*ids[:start], FIRST_SENTINEL, *ids[start + 2 :]]
-            targets = [FIRST_SENTINEL, *span, self.special.first_eos]
-            for name, values, marks in (("source", source, "source_segments"), ("targets", targets, "segments")):
-                where = slice(ends[name], ends[name] + len(values))
-                columns[name][where], columns[marks][where] = values, segment
-                ends[name] += len(values)
-            first = ends["targets"] - len(targets)
-            columns["tokens"][first : first + len(targets)] = [self.special.start, *targets[:-1]]
-
-
-@pytest.fixture
-def span_loader():
-    config = config_for("causal")
-    objective = SpanCorruption(config.data, SpecialTokens(BYTES.bos_id, BYTES.bos_id, (BYTES.eos_id,)))
-    packed = build_set(config.data, objective, BYTES, "train")
-    return make_loader(config, packed, objective)
-
-
-def test_span_corruption_keeps_every_token(span_loader):
-    """Replacing the sentinel by the span restores the text of the stored row."""
-    batch = span_loader.batch(3)
-    stored = span_loader.packed_set.rows(span_loader._indices(np.arange(12, 16)))
-    for i in range(4):
-        for segment in range(1, stored["segments"][i].max() + 1):
-            source = batch.source.ids[i][batch.source.segments[i] == segment].tolist()
-            targets = batch.targets[i][batch.tokens.segments[i] == segment].tolist()
-            start = source.index(FIRST_SENTINEL)
-            restored = [*source[:start], *targets[1:-1], *source[start + 1 :]]
-            assert restored == stored["text"][i][stored["segments"][i] == segment].tolist()
-
-
-def test_spans_change_with_the_step_and_give_a_finite_loss(span_loader):
-    """The shared loss applies to the new objective without changes elsewhere."""
-    from jaxformer.layers import Transformer, init_params
-    from jaxformer.ops.losses import LossOptions
-
-    batch, epoch_later = span_loader.batch(0), span_loader.batch(span_loader.num_batches)
-    assert (np.sort(batch.source.ids) != np.sort(epoch_later.source.ids)).any()
-    model = vaswani(**SHAPE, mlp_dim=8)
-    params = init_params(model, jax.random.key(0))
-    sums, _ = SpanCorruption.loss(Transformer(model), params, batch, LossOptions())
-    assert float(sums.weight) == batch.weights.sum()
-    assert np.isfinite(float(sums.loss))
+def test_seq2seq_truncates_pairs_if_asked_to():
+    encoded = seq2seq(SpecialIds(), too_long="truncate").encode([{"inputs": "abcde", "targets": "abcde"}])
+    assert encoded == [
+        {"inputs": [*BYTES.encode("ab"), BYTES.eos_id], "targets": BYTES.encode("abc"), "truncated": True}
+    ]

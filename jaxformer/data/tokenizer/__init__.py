@@ -7,6 +7,7 @@ from jaxformer.data.tokenizer.base import (
     Bytes as Bytes,
     SpecialTokens as SpecialTokens,
     Tokenizer as Tokenizer,
+    TypedIds as TypedIds,
     special_ids as special_ids,
 )
 from jaxformer.data.tokenizer.export import huggingface_files as huggingface_files

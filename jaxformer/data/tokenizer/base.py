@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from etils import epath
 
 from jaxformer.config import ModelConfig
@@ -20,6 +21,16 @@ from jaxformer.errors import UserError
 from jaxformer.rundir import write_file
 
 BYTES_FILE = "tokenizer_bytes.json"  # not tokenizer.json, which is the name of Hugging Face's format
+MASK_TOKENS = ("<mask>", "[MASK]")
+SPACES = ("\u2581", "\u0120")  # the first character of a token after a space: SentencePiece's and GPT-2's
+LINE_BREAKS = ("\n", "\u010a")  # a line break, and GPT-2's character for it
+
+
+class TypedIds(NamedTuple):
+    """The ids of a text or of a pair of texts with special tokens, and their token types."""
+
+    ids: list[int]
+    types: list[int]
 
 
 class Tokenizer(ABC):
@@ -56,6 +67,27 @@ class Tokenizer(ABC):
         """Encode inputs for an encoder: the text, then eos."""
         return [[*ids, self.eos_id] for ids in self.encode_inputs(texts)]
 
+    def encode_sequence(
+        self, texts: Sequence[str], pairs: Sequence[str] | None = None, max_length: int | None = None
+    ) -> list[TypedIds]:
+        """Encode texts, or pairs of texts, for classification: bos, text, eos, and for a pair the second text and eos.
+
+        Args:
+          max_length: shorten the texts, the longer one of a pair first, so that all ids fit. None: no limit.
+        """
+        first = self.encode_batch(texts)
+        second = [None] * len(first) if pairs is None else self.encode_batch(pairs)
+        # Some tokenizers define no bos and use pad instead; pad must not begin a text.
+        begin = [] if self.bos_id in (None, self.pad_id) else [self.bos_id]
+        end = [] if self.eos_id is None else [self.eos_id]
+        return [_join_pair(a, b, begin, end, max_length) for a, b in zip(first, second, strict=True)]
+
+    def encode_words(self, sentences: Sequence[Sequence[str]]) -> list[list[list[int]]]:
+        """Encode sentences that are split into words: the ids of every word, without special tokens."""
+        spaced = [[f" {word}" if i else word for i, word in enumerate(words)] for words in sentences]
+        ids = iter(self.encode_batch([word for words in spaced for word in words]))
+        return [[next(ids) for _ in words] for words in spaced]
+
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Encode a conversation up to the beginning of the reply; the chat template writes all special tokens."""
         if self.chat_template is None:
@@ -74,6 +106,42 @@ class Tokenizer(ABC):
     def named_tokens(self) -> dict[str, str]:
         """The special tokens that a chat template can use, by name."""
         return {}
+
+    # ------------------------------------------------------------ the vocabulary
+    @abstractmethod
+    def tokens(self) -> list[str]:
+        """All tokens as they are written in the vocabulary, in the order of their ids."""
+
+    @cached_property
+    def _ids_by_token(self) -> dict[str, int]:
+        return {token: id for id, token in enumerate(self.tokens())}
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token; None if the vocabulary does not have it."""
+        return self._ids_by_token.get(token)
+
+    @property
+    def mask_id(self) -> int | None:
+        """The id of the mask token of masked language models."""
+        return next((id for id in map(self.token_id, MASK_TOKENS) if id is not None), None)
+
+    def with_tokens(self, tokens: Sequence[str]) -> "Tokenizer":
+        """This tokenizer with additional special tokens, which no text is encoded to; known ones are not added."""
+        new = [token for token in dict.fromkeys(tokens) if self.token_id(token) is None]
+        return self._with_new_tokens(new) if new else self
+
+    def _with_new_tokens(self, tokens: list[str]) -> "Tokenizer":
+        raise UserError(f"extra_tokens={tokens}: a tokenizer of this kind cannot take additional tokens")
+
+    @cached_property
+    def word_starts(self) -> np.ndarray:
+        """For every id, whether the token begins a word."""
+        return np.array([token.startswith((*SPACES, *LINE_BREAKS, " ", "\t")) for token in self.tokens()])
+
+    @cached_property
+    def sentence_ends(self) -> np.ndarray:
+        """For every id, whether the token ends a sentence or a line."""
+        return np.array([token.endswith((".", "!", "?", *LINE_BREAKS)) for token in self.tokens()])
 
     def decode(self, ids: Iterable[int]) -> str:
         """Decode ids to text, dropping pad, bos and eos."""
@@ -109,14 +177,55 @@ class Bytes(Tokenizer):
     vocab_size, pad_id, bos_id, eos_id = 259, 0, 1, 2
     offset = 3
 
+    def __init__(self, extra_tokens: Sequence[str] = ()) -> None:
+        self._extra_tokens = tuple(extra_tokens)
+        self.vocab_size = Bytes.vocab_size + len(self._extra_tokens)
+
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return [[byte + self.offset for byte in text.encode("utf-8")] for text in texts]
 
     def _decode(self, ids: list[int]) -> str:
-        return bytes(i - self.offset for i in ids).decode("utf-8", errors="replace")
+        return bytes(i - self.offset for i in ids if i < Bytes.vocab_size).decode("utf-8", errors="replace")
+
+    def tokens(self) -> list[str]:
+        return ["<pad>", "<s>", "</s>", *map(chr, range(256)), *self._extra_tokens]
+
+    def _with_new_tokens(self, tokens: list[str]) -> "Bytes":
+        return Bytes((*self._extra_tokens, *tokens))
 
     def files(self) -> dict[str, bytes]:
-        return {BYTES_FILE: json.dumps({"kind": "bytes", "offset": self.offset}).encode()}
+        fields = {"kind": "bytes", "offset": self.offset}
+        if self._extra_tokens:
+            fields["extra_tokens"] = list(self._extra_tokens)
+        return {BYTES_FILE: json.dumps(fields).encode()}
+
+
+def load_bytes(path: str | Path) -> Bytes:
+    """Load the byte tokenizer, whose file holds its additional tokens."""
+    try:
+        return Bytes(json.loads(Path(path).read_text(encoding="utf-8")).get("extra_tokens", ()))
+    except (ValueError, AttributeError):
+        raise UserError(f"'{path}' does not hold a JSON object: restore the file") from None
+
+
+def _join_pair(
+    first: list[int], second: list[int] | None, begin: list[int], end: list[int], max_length: int | None
+) -> TypedIds:
+    num_special = len(begin) + len(end) * (1 if second is None else 2)
+    if max_length is not None:
+        first, second = _shorten(first, second, max(max_length - num_special, 0))
+    left = [*begin, *first, *end]
+    right = [] if second is None else [*second, *end]
+    return TypedIds(left + right, [0] * len(left) + [1] * len(right))
+
+
+def _shorten(first: list[int], second: list[int] | None, length: int) -> tuple[list[int], list[int] | None]:
+    """Shorten a text or a pair to `length` ids in total, the longer text of a pair first."""
+    if second is None:
+        return first[:length], None
+    half = length // 2
+    num_second = min(len(second), max(half, length - len(first)))
+    return first[: length - num_second], second[:num_second]
 
 
 class SpecialTokens(NamedTuple):

@@ -7,13 +7,15 @@ token that is named but has no id yet gets the next free id.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tokenizers
 from tokenizers import AddedToken
 
-from jaxformer.data.tokenizer.base import Tokenizer
+from jaxformer.data.tokenizer.base import Tokenizer, TypedIds
 from jaxformer.errors import UserError
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -65,6 +67,57 @@ class HuggingFace(Tokenizer):
     def encode_source(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode inputs for an encoder, with the special tokens that the post-processor of `tokenizer.json` adds."""
         return self._encode(texts, add_special_tokens=True)
+
+    def encode_sequence(
+        self, texts: Sequence[str], pairs: Sequence[str] | None = None, max_length: int | None = None
+    ) -> list[TypedIds]:
+        """Encode texts or pairs with the special tokens and types that the post-processor of `tokenizer.json` adds."""
+        inputs = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
+        if max_length is not None:
+            self._backend.enable_truncation(max_length, strategy="longest_first")
+        try:
+            return [TypedIds(row.ids, row.type_ids) for row in self._backend.encode_batch(inputs)]
+        finally:
+            self._backend.no_truncation()
+
+    def encode_words(self, sentences: Sequence[Sequence[str]]) -> list[list[list[int]]]:
+        if self._keeps_spaces:  # byte-level BPE has the space before a word in its first token
+            sentences = [[f" {word}" if i else word for i, word in enumerate(words)] for words in sentences]
+        rows = self._backend.encode_batch(
+            [list(words) for words in sentences], is_pretokenized=True, add_special_tokens=False
+        )
+        encoded: list[list[list[int]]] = [[[] for _ in words] for words in sentences]
+        for words, row in zip(encoded, rows, strict=True):
+            for id, word in zip(row.ids, row.word_ids, strict=True):
+                words[word].append(id)
+        return encoded
+
+    def tokens(self) -> list[str]:
+        return [self._backend.id_to_token(id) or "" for id in range(self.vocab_size)]
+
+    @property
+    def mask_id(self) -> int | None:
+        named = self._settings.get("mask_token")
+        return super().mask_id if not named else self._backend.token_to_id(_content(named))
+
+    @cached_property
+    def word_starts(self) -> np.ndarray:
+        if not isinstance(self._backend.model, tokenizers.models.WordPiece):
+            return super().word_starts
+        prefix = self._backend.model.continuing_subword_prefix
+        return np.array([not token.startswith(prefix) for token in self.tokens()])
+
+    def _with_new_tokens(self, tokens: list[str]) -> "HuggingFace":
+        backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in tokens])
+        return HuggingFace(self._files | {TOKENIZER_FILE: backend.to_str().encode()})
+
+    @property
+    def _keeps_spaces(self) -> bool:
+        """Whether the pre-tokenizer is byte-level and does not add a space before every word itself."""
+        step = json.loads(self._files[TOKENIZER_FILE]).get("pre_tokenizer") or {}
+        steps = step.get("pretokenizers", [step])
+        return any(each.get("type") == "ByteLevel" and not each.get("add_prefix_space") for each in steps)
 
     @property
     def chat_template(self) -> str | None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxformer.config import ModelConfig, RunConfig, Tokenizer as TokenizerConfig
-from jaxformer.data.tokenizer.base import BYTES_FILE, Bytes, Tokenizer
+from jaxformer.data.tokenizer.base import BYTES_FILE, Bytes, Tokenizer, load_bytes
 from jaxformer.data.tokenizer.huggingface import TOKENIZER_FILE, load_huggingface
 from jaxformer.data.tokenizer.pair import SOURCE_DIRECTORY, TokenizerPair
 from jaxformer.data.tokenizer.sentencepiece import SENTENCEPIECE_FILE, load_sentencepiece
@@ -17,11 +17,12 @@ from jaxformer.errors import UserError
 def make_tokenizer(cfg: RunConfig, documents: Sequence[dict[str, str]]) -> Tokenizer:
     """Load the tokenizer of a config, or train it on the documents; a pair if the config has a source tokenizer."""
     data, model = cfg.data, cfg.model
+    needed = data.objective.tokens
     if data.source_tokenizer is None:
-        tokenizer = _make_one(data.tokenizer, model.vocab_size, documents)
+        tokenizer = _make_one(data.tokenizer, model.vocab_size, documents, needed)
     else:
-        source = _make_one(data.source_tokenizer, model.source_vocab_size, documents, "inputs")
-        tokenizer = TokenizerPair(source, _make_one(data.tokenizer, model.vocab_size, documents, "targets"))
+        source = _make_one(data.source_tokenizer, model.source_vocab_size, documents, (), "inputs")
+        tokenizer = TokenizerPair(source, _make_one(data.tokenizer, model.vocab_size, documents, needed, "targets"))
     check_vocabulary(tokenizer, model)
     return tokenizer
 
@@ -64,23 +65,34 @@ def check_vocabulary(tokenizer: Tokenizer, model: ModelConfig, where: str = "mod
 
 
 def _make_one(
-    cfg: TokenizerConfig, vocab_size: int, documents: Sequence[dict[str, str]], field: str | None = None
+    cfg: TokenizerConfig,
+    vocab_size: int,
+    documents: Sequence[dict[str, Any]],
+    needed: Sequence[str],
+    field: str | None = None,
 ) -> Tokenizer:
-    """Load a tokenizer, or train it on one field of the documents. None: on all fields."""
+    """Load a tokenizer, or train it on one field of the documents. None: on all fields.
+
+    A tokenizer that is made for this run gets the tokens that its objective needs; a loaded one is never extended
+    unless the config says so, because its model may have no embeddings for them.
+    """
+    if cfg.kind == "bytes":
+        return Bytes().with_tokens((*needed, *cfg.extra_tokens))
     if cfg.kind != "sentencepiece" or cfg.path is not None:
-        return READERS[cfg.kind](cfg)
+        return READERS[cfg.kind](cfg).with_tokens(cfg.extra_tokens)
+    extra = tuple(dict.fromkeys((*needed, *cfg.extra_tokens)))
     texts = [text for example in documents for name, text in example.items() if field in (None, name)]
     if field is not None and not texts:
         raise UserError(
             f"data.source_tokenizer needs examples with inputs and targets, but data.train has "
             f"{' and '.join(documents[0])}: change the source or set data.source_tokenizer=none"
         )
-    return train_sentencepiece(texts, vocab_size, cfg, prefix="source_" if field == "inputs" else "")
+    prefix = "source_" if field == "inputs" else ""
+    return train_sentencepiece(texts, vocab_size, cfg, prefix, extra)
 
 
 READERS: dict[str, Callable[[Any], Tokenizer]] = {
     "sentencepiece": lambda cfg: load_sentencepiece(cfg.path),
-    "bytes": lambda cfg: Bytes(),
     "huggingface": lambda cfg: load_huggingface(cfg.path),
     "directory": lambda cfg: load_tokenizer(cfg.path),
 }
@@ -91,7 +103,7 @@ LOADERS: dict[str, Callable[[Path], Tokenizer]] = {
     SENTENCEPIECE_FILE: load_sentencepiece,
     "spiece.model": load_sentencepiece,  # the name of T5's SentencePiece file
     SOURCE_FILE: load_translation,
-    BYTES_FILE: lambda path: Bytes(),
+    BYTES_FILE: load_bytes,
 }
 # Tokenizer files that do not determine the ids by themselves.
 UNREADABLE = ("sentencepiece.bpe.model", "vocab.json", "vocab.txt")

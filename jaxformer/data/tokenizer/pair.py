@@ -33,6 +33,9 @@ class TokenizerPair(Tokenizer):
     def _decode(self, ids: list[int]) -> str:
         return self.target.decode(ids)
 
+    def tokens(self) -> list[str]:
+        return self.target.tokens()
+
     def files(self) -> dict[str, bytes]:
         source = {f"{SOURCE_DIRECTORY}/{name}": content for name, content in self.source.files().items()}
         return source | self.target.files()

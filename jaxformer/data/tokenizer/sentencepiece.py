@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import sentencepiece
+from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
 from jaxformer.data.tokenizer.base import Tokenizer
 from jaxformer.errors import UserError
@@ -36,6 +37,21 @@ class SentencePiece(Tokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return self._processor.encode(list(texts))
+
+    def encode_words(self, sentences: Sequence[Sequence[str]]) -> list[list[list[int]]]:
+        if not ModelProto.FromString(self._model).normalizer_spec.add_dummy_prefix:
+            return super().encode_words(sentences)
+        return [self._processor.encode(list(words)) for words in sentences]  # the model itself adds the spaces
+
+    def tokens(self) -> list[str]:
+        return [self._processor.id_to_piece(id) for id in range(self.vocab_size)]
+
+    def _with_new_tokens(self, tokens: list[str]) -> "SentencePiece":
+        proto = ModelProto.FromString(self._model)
+        for token in tokens:
+            # Control symbols never result from text, whatever it contains.
+            proto.pieces.add(piece=token, score=0.0, type=ModelProto.SentencePiece.CONTROL)
+        return SentencePiece(proto.SerializeToString(deterministic=True))
 
     def _decode(self, ids: list[int]) -> str:
         return self._processor.decode(ids)

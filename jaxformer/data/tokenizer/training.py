@@ -10,6 +10,7 @@ from sentencepiece import sentencepiece_model_pb2
 
 from jaxformer.config import SentencePieceTokenizer, TextSource
 from jaxformer.data.sources import open_source
+from jaxformer.data.tokenizer.base import Tokenizer
 from jaxformer.data.tokenizer.sentencepiece import SENTENCEPIECE_FILE, SentencePiece
 from jaxformer.errors import UserError
 from jaxformer.rundir import write_file
@@ -31,12 +32,17 @@ def train_tokenizer_file(paths: Sequence[str], vocab_size: int, algorithm: str, 
 
 
 def train_sentencepiece(
-    texts: Sequence[str], vocab_size: int, cfg: SentencePieceTokenizer, prefix: str = ""
-) -> SentencePiece:
+    texts: Sequence[str],
+    vocab_size: int,
+    cfg: SentencePieceTokenizer,
+    prefix: str = "",
+    extra_tokens: Sequence[str] = (),
+) -> Tokenizer:
     """Train a model of exactly `vocab_size` pieces; the result is the same on every machine.
 
     Args:
       prefix: prefix of setting names in error messages; `source_` for a source tokenizer.
+      extra_tokens: special tokens that are part of the vocabulary, after all pieces.
     """
     sentences = list(select_sentences(texts, cfg.train_bytes))
     if not sentences:
@@ -48,7 +54,7 @@ def train_sentencepiece(
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(sentences),
             model_writer=model,
-            vocab_size=vocab_size,
+            vocab_size=vocab_size - len(extra_tokens),
             model_type=cfg.algorithm,
             byte_fallback=cfg.byte_fallback,
             # Without byte fallback, characters outside the vocabulary would be lost.
@@ -60,8 +66,8 @@ def train_sentencepiece(
             **FAST_TRAINING,
         )
     except RuntimeError as error:
-        raise _vocab_size_error(error, f"model.{prefix}vocab_size", vocab_size) from None
-    return SentencePiece(_round_scores(model.getvalue()))
+        raise _vocab_size_error(error, f"model.{prefix}vocab_size", vocab_size, len(extra_tokens)) from None
+    return SentencePiece(_round_scores(model.getvalue())).with_tokens(extra_tokens)
 
 
 SPECIAL_IDS = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3}
@@ -105,15 +111,16 @@ def _sentences(texts: Iterable[str]) -> Iterator[str]:
                 yield line[start : start + MAX_SENTENCE_CHARS]
 
 
-def _vocab_size_error(error: RuntimeError, name: str, vocab_size: int) -> Exception:
+def _vocab_size_error(error: RuntimeError, name: str, vocab_size: int, num_extra: int) -> Exception:
     """Translate SentencePiece's errors about the vocabulary size into config terms; return other errors unchanged."""
     if too_high := re.search(r"Vocabulary size too high.*<= (\d+)", str(error)):
         return UserError(
             f"{name}={vocab_size} is more than the training text can fill: "
-            f"set {name}={too_high[1]} or less, or train on more text"
+            f"set {name}={int(too_high[1]) + num_extra} or less, or train on more text"
         )
     if too_low := re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error)):
         return UserError(
-            f"{name}={vocab_size} is too small for the characters of the training text: set {name}={too_low[1]} or more"
+            f"{name}={vocab_size} is too small for the characters of the training text: "
+            f"set {name}={int(too_low[1]) + num_extra} or more"
         )
     return error

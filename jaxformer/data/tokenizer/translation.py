@@ -58,6 +58,9 @@ class Translation(Tokenizer):
         pieces = [self._pieces.get(id, UNKNOWN) for id in ids if id != self._ids[UNKNOWN]]
         return self._target.decode_pieces(pieces).replace("\u2581", " ").strip()
 
+    def tokens(self) -> list[str]:
+        return [self._pieces.get(id, UNKNOWN) for id in range(self.vocab_size)]
+
     def files(self) -> dict[str, bytes]:
         last = {SOURCE_FILE: self._files[SOURCE_FILE]}
         return {name: content for name, content in self._files.items() if name != SOURCE_FILE} | last

@@ -1,0 +1,96 @@
+"""A config for every objective, with tiny shapes and the byte tokenizer."""
+
+import pytest
+
+from jaxformer.config import (
+    ByteTokenizer,
+    Causal,
+    Classify,
+    DataConfig,
+    Infill,
+    Masked,
+    MemorySource,
+    ModelConfig,
+    ObjectiveConfig,
+    PoolerConfig,
+    RunConfig,
+    Seq2Seq,
+    Span,
+    Tag,
+    Ul2,
+)
+from jaxformer.data import Bytes
+from jaxformer.models.bert import bert
+from jaxformer.models.gpt2 import gpt2
+from jaxformer.models.vaswani import vaswani
+from jaxformer.objectives import OBJECTIVES, make_objective
+
+SHAPE = {"num_layers": 1, "embed_dim": 8, "num_heads": 2, "vocab_size": 400}
+DOCUMENTS = tuple(f"text {i}. And more!" * (i % 5 + 1) for i in range(20))
+PAIRS = tuple((f"in {i}", str(i)) for i in range(20))
+LABELLED = tuple({"text": f"text {i}", "label": "ab"[i % 2]} for i in range(20))
+TAGGED = tuple({"text": ["w"] * (i % 4 + 1), "tags": ["O", "B-x"] * (i % 4 + 1)} for i in range(20))
+TAGGED = tuple({"text": each["text"], "tags": each["tags"][: len(each["text"])]} for each in TAGGED)
+
+
+def encoder(**pooler) -> ModelConfig:
+    model = bert(**SHAPE, mlp_dim=8)
+    return model.replace(head=None, pooler=PoolerConfig(**pooler)) if pooler else model
+
+
+def _text_case(model: ModelConfig, objective: type[ObjectiveConfig], **fixed):
+    return lambda **options: (model, MemorySource(documents=DOCUMENTS), objective(**fixed, **options))
+
+
+_SEQ2SEQ = vaswani(**SHAPE, mlp_dim=8)
+CASES = {
+    "causal": _text_case(gpt2(**SHAPE), Causal),
+    "masked": _text_case(encoder(), Masked),
+    "span": _text_case(_SEQ2SEQ, Span, input_length=32),
+    "ul2": _text_case(_SEQ2SEQ, Ul2, input_length=32),
+    "infill": _text_case(_SEQ2SEQ, Infill, input_length=32),
+    "seq2seq": lambda: (_SEQ2SEQ, MemorySource(pairs=PAIRS), Seq2Seq(input_length=16)),
+    "classify": lambda: (
+        encoder(num_classes=2, labels=("a", "b")),
+        MemorySource(examples=LABELLED),
+        Classify(),
+    ),
+    "tag": lambda: (
+        encoder(num_classes=2, labels=("O", "B-x"), pooling="none"),
+        MemorySource(examples=TAGGED),
+        Tag(),
+    ),
+}
+
+
+def make_config(kind: str, **options) -> RunConfig:
+    """A run config of an objective; `options` are keys of the objective."""
+    model, source, objective = CASES[kind](**options)
+    data = DataConfig(train=source, tokenizer=ByteTokenizer(), objective=objective, length=24, batch_size=4)
+    return RunConfig(model=model, data=data)
+
+
+@pytest.fixture
+def config_for():
+    return make_config
+
+
+@pytest.fixture
+def objective_for():
+    """A function that makes an objective; `options` are keys of its config."""
+
+    def make(kind: str, **options):
+        config = make_config(kind, **options)
+        return make_objective(config, Bytes().with_tokens(config.data.objective.tokens))
+
+    return make
+
+
+@pytest.fixture(params=sorted(OBJECTIVES))
+def config(request) -> RunConfig:
+    return make_config(request.param)
+
+
+@pytest.fixture
+def objective(config):
+    return make_objective(config, Bytes().with_tokens(config.data.objective.tokens))
