@@ -551,7 +551,7 @@ class ModelConfig(Config):
             self._check_decoder()
             if self.head is None and (self.pooler is None or self.pooler.num_classes is None):
                 raise ValueError(
-                    "head=none on a model with a decoder: set a head to generate text, or pooler.num_classes to label it"
+                    "head=none on a model with a decoder: set a head to generate text, or pooler.num_classes"
                 )
         if self.encoder is not None and any(b.cross_attention is not None for b in self.encoder.blocks):
             raise ValueError("encoder has cross_attention: only a decoder attends to another stack, set it to none")
