@@ -17,8 +17,10 @@ _MODULES = {
     "Transformer": "jaxformer.layers",
     "UserError": "jaxformer.errors",
     "chat": "jaxformer.decode.api",
+    "classify": "jaxformer.decode.predictions",
     "complete": "jaxformer.decode.api",
     "embed": "jaxformer.decode.scoring",
+    "fill_mask": "jaxformer.decode.predictions",
     "forward": "jaxformer.decode.scoring",
     "generate": "jaxformer.decode.api",
     "load": "jaxformer.run",
@@ -26,6 +28,7 @@ _MODULES = {
     "score": "jaxformer.decode.scoring",
     "search": "jaxformer.decode.api",
     "stream": "jaxformer.decode.api",
+    "tag": "jaxformer.decode.predictions",
 }
 
 __all__ = sorted(_MODULES)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from jaxformer.config import ModelConfig
 from jaxformer.data.tokenizer import Tokenizer, special_ids
 from jaxformer.errors import UserError
 from jaxformer.run import Run
@@ -121,8 +122,21 @@ def _require_id(id: int | None, name: str) -> int:
 
 # ---------------------------------------------------------------- checks
 def check_decoder(run: Run, what: str) -> None:
-    if run.config.model.decoder is None:
-        raise UserError(f"{what}: an encoder-only model has no decoder; use forward or embed for its hidden states")
+    """Raise if the model cannot generate text; the message says what it can do."""
+    model = run.config.model
+    if model.decoder is None or model.head is None:
+        kind = "an encoder-only model" if model.decoder is None else "a model without a head over the vocabulary"
+        raise UserError(f"{what}: {kind} does not generate text; {_alternatives(model)}")
+
+
+def _alternatives(model: ModelConfig) -> str:
+    """What can be done with a model that does not generate text."""
+    uses = ["jf.embed and jf.forward return its vectors"]
+    if model.pooler is not None and model.pooler.num_classes is not None:
+        uses.insert(0, "jf.tag labels words" if model.pooler.pooling == "none" else "jf.classify labels texts")
+    if model.decoder is None and model.head is not None:
+        uses.insert(0, "jf.fill_mask predicts masked tokens")
+    return ", ".join(uses)
 
 
 def check_context(run: Run, rows: Sequence[Sequence[int]] | Array, what: str, num_new: int = 0) -> None:

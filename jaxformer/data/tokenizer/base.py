@@ -6,6 +6,7 @@ tokens that a trained model expects around a text.
 
 import hashlib
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -81,6 +82,15 @@ class Tokenizer(ABC):
         begin = [] if self.bos_id in (None, self.pad_id) else [self.bos_id]
         end = [] if self.eos_id is None else [self.eos_id]
         return [_join_pair(a, b, begin, end, max_length) for a, b in zip(first, second, strict=True)]
+
+    def encode_masked(self, text: str) -> list[int]:
+        """Encode a text in which `<mask>` or `[MASK]` stands for a missing word, with bos and eos around it."""
+        parts = re.split("|".join(map(re.escape, MASK_TOKENS)), text)
+        # A masked token includes the space before its word.
+        parts = [part.removesuffix(" ") for part in parts[:-1]] + parts[-1:]
+        ids = self.encode_batch(parts)
+        joined = ids[0] + [id for part in ids[1:] for id in (self.mask_id, *part)]
+        return [self.bos_id, *joined, self.eos_id]
 
     def encode_words(self, sentences: Sequence[Sequence[str]]) -> list[list[list[int]]]:
         """Encode sentences that are split into words: the ids of every word, without special tokens."""

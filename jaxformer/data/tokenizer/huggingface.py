@@ -15,7 +15,7 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken
 
-from jaxformer.data.tokenizer.base import Tokenizer, TypedIds
+from jaxformer.data.tokenizer.base import MASK_TOKENS, Tokenizer, TypedIds
 from jaxformer.errors import UserError
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -79,6 +79,12 @@ class HuggingFace(Tokenizer):
             return [TypedIds(row.ids, row.type_ids) for row in self._backend.encode_batch(inputs)]
         finally:
             self._backend.no_truncation()
+
+    def encode_masked(self, text: str) -> list[int]:
+        mask = "" if self.mask_id is None else self._backend.id_to_token(self.mask_id)
+        for name in MASK_TOKENS:
+            text = text.replace(name, mask)
+        return self.encode_source([text])[0]
 
     def encode_words(self, sentences: Sequence[Sequence[str]]) -> list[list[list[int]]]:
         if self._keeps_spaces:  # byte-level BPE has the space before a word in its first token
