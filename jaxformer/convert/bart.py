@@ -1,11 +1,14 @@
 """Formats of BART and of the Marian translation models, which differ in their embeddings."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from jaxformer.config import Learned, ModelConfig, Sinusoidal
+from jaxformer.convert.bert import linear
 from jaxformer.convert.fields import Fields, write_activation, write_special_ids
 from jaxformer.convert.format import Format, ModelFiles
-from jaxformer.convert.sample import POSITIONS, VOCAB, Sample
+from jaxformer.convert.heads import CLASSES, HeadKind, read_classes, write_head
+from jaxformer.convert.sample import NAMED, POSITIONS, VOCAB, Sample
 from jaxformer.convert.tables import Entry, entry
 from jaxformer.models.bart import bart
 from jaxformer.models.marian import marian
@@ -55,9 +58,13 @@ _ENTRIES = (
     entry(_SHARED, "embedding/tokens", "V D -> V D"),
     entry("lm_head.weight", "head/output/kernel", "V D -> D V"),
     entry("final_logits_bias", "head/bias", "1 V -> V"),
+    *linear("classification_head.dense", "pooler/transform/dense", "E D -> D E"),
+    *linear("classification_head.out_proj", "pooler/classes", "C D -> D C"),
     *_stack("encoder"),
     *_stack("decoder"),
 )
+_BART: Mapping[HeadKind, str] = {"vocabulary": "BartForConditionalGeneration", "classes": f"Bart{CLASSES}"}
+_MARIAN: Mapping[HeadKind, str] = {"vocabulary": "MarianMTModel"}
 _COPIES = dict.fromkeys(("lm_head.weight", _SOURCE, _TARGET), _SHARED)
 
 
@@ -81,6 +88,8 @@ def _read_bart(fields: Fields, files: ModelFiles) -> ModelConfig:
         position=Learned(max_length=length, offset=2),
         activation=fields.activation("activation_function", "gelu"),
         special=fields.special_ids(shared["vocab_size"], bos=0, eos=2, pad=1, decoder_start=2),
+        classifier_dropout=fields.take("classifier_dropout", 0.0),
+        **read_classes(fields, files, num_labels=3),
     )
 
 
@@ -130,24 +139,24 @@ def _read_common(fields: Fields) -> dict[str, Any]:
 
 
 def _write_bart(model: ModelConfig) -> dict[str, Any]:
-    return _write_common(model, "BartForConditionalGeneration")
+    dropout = 0.0 if model.pooler is None else model.pooler.dropout
+    return _write_common(model, _BART) | {"classifier_dropout": dropout}
 
 
 def _write_marian(model: ModelConfig) -> dict[str, Any]:
     pad, source_size = model.special.pad, model.encoder_vocab_size
     if pad is not None and pad >= source_size:
         raise ValueError(f"its padding id must be in both vocabularies, but special.pad={pad} >= {source_size}")
-    return _write_common(model, "MarianMTModel") | {
+    return _write_common(model, _MARIAN) | {
         "vocab_size": model.encoder_vocab_size,
         "decoder_vocab_size": model.vocab_size,
         "share_encoder_decoder_embeddings": model.source_vocab_size is None,
     }
 
 
-def _write_common(model: ModelConfig, architecture: str) -> dict[str, Any]:
+def _write_common(model: ModelConfig, architectures: Mapping[HeadKind, str]) -> dict[str, Any]:
     encoder, decoder, position = model.encoder.pattern[0], model.decoder.pattern[0], model.embedding.position
     return {
-        "architectures": [architecture],
         "is_encoder_decoder": True,
         "encoder_layers": model.encoder.num_layers,
         "decoder_layers": model.decoder.num_layers,
@@ -160,19 +169,20 @@ def _write_common(model: ModelConfig, architecture: str) -> dict[str, Any]:
         "max_position_embeddings": position.max_length if isinstance(position, Learned | Sinusoidal) else None,
         "activation_function": write_activation(encoder.mlp.activation),
         "scale_embedding": model.embedding.scale,
-        "tie_word_embeddings": model.head.tied,
+        "tie_word_embeddings": model.head is None or model.head.tied,
         "dropout": encoder.dropout,
         "attention_dropout": encoder.attention.dropout,
         "forced_eos_token_id": None,
         **write_special_ids(model.special),
         "decoder_start_token_id": model.special.decoder_start,
+        **write_head(model, architectures),
     }
 
 
 FORMATS = (
     Format(
         model_type="bart",
-        architectures=("BartForConditionalGeneration",),
+        architectures=tuple(_BART.values()),
         read=_read_bart,
         write=_write_bart,
         shape="encoder-decoder",
@@ -181,7 +191,7 @@ FORMATS = (
     ),
     Format(
         model_type="marian",
-        architectures=("MarianMTModel",),
+        architectures=tuple(_MARIAN.values()),
         read=_read_marian,
         write=_write_marian,
         shape="encoder-decoder",
@@ -218,6 +228,7 @@ _TWO_VOCABULARIES = {
 }
 SAMPLES = {
     "bart": Sample("bart-base", "bart", "BartForConditionalGeneration", "BartConfig", _SHAPE),
+    "bart classes": Sample("bart-base", "bart", _BART["classes"], "BartConfig", _SHAPE | NAMED),
     "marian": Sample("marian-opus-en-de", "marian", "MarianMTModel", "MarianConfig", _MARIAN_SHAPE),
     "marian two vocabularies": Sample(
         "marian-opus-en-de", "marian", "MarianMTModel", "MarianConfig", _MARIAN_SHAPE | _TWO_VOCABULARIES

@@ -6,7 +6,8 @@ from typing import Any
 from jaxformer.config import Learned, ModelConfig
 from jaxformer.convert.fields import Fields, write_activation, write_special_ids
 from jaxformer.convert.format import Format, ModelFiles
-from jaxformer.convert.sample import SHAPE, Sample
+from jaxformer.convert.heads import CLASSES, TAGS, read_classes, write_head
+from jaxformer.convert.sample import NAMED, SHAPE, Sample
 from jaxformer.convert.tables import Entry, entry
 from jaxformer.models.bert import bert
 
@@ -93,28 +94,28 @@ IGNORED = (r".*embeddings\.position_ids",)
 
 # ---------------------------------------------------------------- config.json
 def architectures(stem: str) -> tuple[str, ...]:
-    return (f"{stem}Model", f"{stem}ForMaskedLM", f"{stem}ForSequenceClassification")
+    return (f"{stem}Model", f"{stem}ForMaskedLM", f"{stem}{CLASSES}", f"{stem}{TAGS}")
 
 
-def read_heads(fields: Fields, files: ModelFiles, pooler: str) -> dict[str, Any]:
+def read_heads(fields: Fields, files: ModelFiles, pooler: str = "") -> dict[str, Any]:
     """Read which heads the architecture has; a headless model has a pooler if its files hold the tensor `pooler`."""
-    num_classes = None
-    if files.architecture.endswith("ForSequenceClassification"):
-        num_classes = len(fields.take("id2label", None) or range(fields.take("num_labels", 2)))
     is_bare = files.architecture.endswith("Model")  # no supported encoder class ends in LMHeadModel
     return {
         "masked_lm": files.architecture.endswith("ForMaskedLM"),
-        "pooled": num_classes is not None or (is_bare and pooler in files.tensor_names),
-        "num_classes": num_classes,
+        "pooled": is_bare and pooler in files.tensor_names,
+        **read_classes(fields, files),
     }
 
 
 def write_heads(model: ModelConfig, stem: str) -> dict[str, Any]:
-    if model.pooler is not None and model.pooler.num_classes is not None:
-        labels = {str(i): f"LABEL_{i}" for i in range(model.pooler.num_classes)}
-        ids = {label: int(i) for i, label in labels.items()}
-        return {"architectures": [f"{stem}ForSequenceClassification"], "id2label": labels, "label2id": ids}
-    return {"architectures": [f"{stem}Model" if model.head is None else f"{stem}ForMaskedLM"]}
+    bare, masked_lm, classes, tags = architectures(stem)
+    return write_head(model, {"none": bare, "vocabulary": masked_lm, "classes": classes, "tags": tags})
+
+
+def write_classifier_dropout(model: ModelConfig) -> float | None:
+    """Return the dropout rate before the classifier, or None if it is that of the layers."""
+    rate = None if model.pooler is None else model.pooler.dropout
+    return None if rate == model.encoder.pattern[0].dropout else rate
 
 
 def read_encoder(fields: Fields, files: ModelFiles) -> dict[str, Any]:
@@ -133,6 +134,7 @@ def read_encoder(fields: Fields, files: ModelFiles) -> dict[str, Any]:
         "tied": fields.take("tie_word_embeddings", True),
         "dropout": fields.take("hidden_dropout_prob", 0.1),
         "attention_dropout": fields.take("attention_probs_dropout_prob", 0.1),
+        "classifier_dropout": fields.take("classifier_dropout", None),
         **read_heads(fields, files, "pooler.dense.weight"),
     }
 
@@ -153,6 +155,7 @@ def write_encoder(model: ModelConfig, stem: str) -> dict[str, Any]:
         "tie_word_embeddings": model.head is None or model.head.tied,
         "hidden_dropout_prob": block.dropout,
         "attention_probs_dropout_prob": block.attention.dropout,
+        "classifier_dropout": write_classifier_dropout(model),
         **write_special_ids(model.special),
         **write_heads(model, stem),
     }
@@ -193,5 +196,6 @@ SAMPLES = {
     "bert classes": Sample(
         "bert-base", "bert", "BertForSequenceClassification", "BertConfig", SHAPE | {"num_labels": 3}
     ),
+    "bert tags": Sample("bert-base", "bert", "BertForTokenClassification", "BertConfig", SHAPE | NAMED),
     "minilm": Sample("minilm-l6", "bert", "BertModel", "BertConfig", SHAPE | {"num_attention_heads": 8}),
 }

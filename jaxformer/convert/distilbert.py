@@ -16,6 +16,7 @@ from jaxformer.convert.bert import (
 )
 from jaxformer.convert.fields import Fields, write_activation, write_special_ids
 from jaxformer.convert.format import Format, ModelFiles
+from jaxformer.convert.heads import TAGS, head_kind
 from jaxformer.convert.sample import POSITIONS, VOCAB, Sample
 from jaxformer.models.distilbert import distilbert
 
@@ -41,7 +42,7 @@ _ENTRIES = (
 
 
 def _read(fields: Fields, files: ModelFiles) -> ModelConfig:
-    vocab_size = fields.take("vocab_size", 30_522)
+    vocab_size, classifier_dropout = fields.take("vocab_size", 30_522), fields.take("seq_classif_dropout", 0.2)
     fields.take("sinusoidal_pos_embds", False)  # only affects initialisation: the embeddings are always stored
     return distilbert(
         num_layers=fields.take("n_layers", 6),
@@ -55,8 +56,8 @@ def _read(fields: Fields, files: ModelFiles) -> ModelConfig:
         special=fields.special_ids(vocab_size, pad=0),
         dropout=fields.take("dropout", 0.1),
         attention_dropout=fields.take("attention_dropout", 0.1),
-        classifier_dropout=fields.take("seq_classif_dropout", 0.2),
-        **read_heads(fields, files, ""),
+        classifier_dropout=None if files.architecture.endswith(TAGS) else classifier_dropout,
+        **read_heads(fields, files),
     )
 
 
@@ -73,6 +74,7 @@ def _write(model: ModelConfig) -> dict[str, Any]:
         "tie_word_embeddings": model.head is None or model.head.tied,
         "dropout": block.dropout,
         "attention_dropout": block.attention.dropout,
+        "seq_classif_dropout": model.pooler.dropout if head_kind(model) == "classes" else 0.2,
         **write_special_ids(model.special),
         **write_heads(model, "DistilBert"),
     }
@@ -109,6 +111,9 @@ SAMPLES = {
         "distilbert",
         "DistilBertForSequenceClassification",
         "DistilBertConfig",
-        _SHAPE | {"num_labels": 3},
+        _SHAPE | {"num_labels": 1, "seq_classif_dropout": 0.3},  # a regression
+    ),
+    "distilbert tags": Sample(
+        "distilbert-base", "distilbert", "DistilBertForTokenClassification", "DistilBertConfig", _SHAPE
     ),
 }

@@ -12,6 +12,7 @@ from jaxformer.config import ModelConfig
 from jaxformer.convert import FORMATS
 from jaxformer.convert.fields import Fields
 from jaxformer.convert.format import Format, ModelFiles
+from jaxformer.convert.heads import default_labels
 from jaxformer.convert.tables import Binding, Part, bindings, flat_shapes
 from jaxformer.convert.weights import MAX_FILE_BYTES, TensorPlan, write_weights
 from jaxformer.errors import UserError
@@ -122,6 +123,8 @@ def _computation(tree: Any) -> Any:
     if "num_kv_heads" in kept:
         kept["num_kv_heads"] = kept["num_kv_heads"] or kept["num_heads"]
         kept["scale"] = round(kept["scale"] or kept["head_dim"] ** -0.5, 12)
+    if "labels" in kept and tuple(kept["labels"]) == default_labels(kept["num_classes"] or 0):
+        kept["labels"] = []
     if kept.get("kind") == "rms":
         kept["bias"] = False
     if kept.get("kind") == "rope" and kept["fraction"] == 1.0:

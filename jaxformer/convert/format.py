@@ -32,9 +32,9 @@ class Format:
     entries: tuple[Entry, ...] | Callable[[ModelConfig], tuple[Entry, ...]]
     """The table of tensor names, or a function that builds it if the names depend on the model config."""
     base: str = ""
-    """Prefix of the tensor names in a model with a head, such as `bert.`; the model without a head has no prefix."""
+    """Prefix of the tensor names in a model with a head, such as `bert.`; the class `bare` has no prefix."""
     bare: str | None = None
-    """Class name of the model without a head, such as `BertModel`; None if it is not supported."""
+    """Name of the class whose tensor names have no prefix, such as `BertModel`; None if it is not supported."""
     copies: Mapping[str, str] | Callable[[ModelConfig], Mapping[str, str]] = field(default_factory=dict)
     """Redundant copies of tied weights: the name of each copy, and of the tensor that it must equal; or a function of
     the model config."""

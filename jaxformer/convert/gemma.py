@@ -1,11 +1,12 @@
 """Formats of Gemma, Gemma 2 and the text part of Gemma 3: Llama's tensors; Gemma 2 and 3 have additional norms."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxformer.config import Activation, ModelConfig, Rope
 from jaxformer.convert.fields import Fields, read_rope, write_activation, write_rope
 from jaxformer.convert.format import Format, ModelFiles
+from jaxformer.convert.heads import CLASSES, HeadKind, decoder_architectures
 from jaxformer.convert.llama import (
     BLOCK,
     COPIES,
@@ -20,9 +21,13 @@ from jaxformer.convert.llama import (
     write_layer_types,
     write_shape,
 )
-from jaxformer.convert.sample import WIDE_HEADS, Sample
+from jaxformer.convert.sample import WIDE_HEADS, Sample, decoder_samples
 from jaxformer.convert.tables import Entry, entry
 from jaxformer.models.gemma import gemma, gemma2, gemma3
+
+_GEMMA, _GEMMA2 = (decoder_architectures(stem) for stem in ("Gemma", "Gemma2"))
+# transformers has no token classifier of Gemma 3.
+_GEMMA3: Mapping[HeadKind, str] = {"vocabulary": "Gemma3ForCausalLM", "classes": f"Gemma3Text{CLASSES}"}
 
 _SANDWICH_NORMS = (
     entry(f"{LAYER}.post_attention_layernorm.weight", f"{BLOCK}/attention_post_norm/scale", "D -> D"),
@@ -31,10 +36,10 @@ _SANDWICH_NORMS = (
 )
 
 
-def _shared(fields: Fields, context_length: int, num_kv_heads: int) -> dict[str, Any]:
+def _shared(fields: Fields, files: ModelFiles, context_length: int, num_kv_heads: int) -> dict[str, Any]:
     fields.require("use_bidirectional_attention", False)
     bias = fields.take("attention_bias", False)
-    shape = read_shape(fields, num_kv_heads)
+    shape = read_shape(fields, files, num_kv_heads)
     return shape | {
         "head_dim": fields.take("head_dim", 256),
         "mlp_dim": fields.take("intermediate_size"),
@@ -56,12 +61,12 @@ def _activation(fields: Fields) -> Activation:
 
 def _read_gemma(fields: Fields, files: ModelFiles) -> ModelConfig:
     length = fields.take("max_position_embeddings", 8192)
-    return gemma(rope=read_rope(fields, length), **_shared(fields, length, num_kv_heads=16))
+    return gemma(rope=read_rope(fields, length), **_shared(fields, files, length, num_kv_heads=16))
 
 
 def _read_gemma2(fields: Fields, files: ModelFiles) -> ModelConfig:
     length = fields.take("max_position_embeddings", 8192)
-    shared = _shared(fields, length, num_kv_heads=4)
+    shared = _shared(fields, files, length, num_kv_heads=4)
     alternating = [(i + 1) % 2 != 0 for i in range(shared["num_layers"])]
     return gemma2(
         **shared,
@@ -76,7 +81,7 @@ def _read_gemma2(fields: Fields, files: ModelFiles) -> ModelConfig:
 
 def _read_gemma3(fields: Fields, files: ModelFiles) -> ModelConfig:
     length = fields.take("max_position_embeddings", 131_072)
-    shared = _shared(fields, length, num_kv_heads=4)
+    shared = _shared(fields, files, length, num_kv_heads=4)
     period = fields.take("sliding_window_pattern", fields.take("_sliding_window_pattern", 6))
     local_by_default = [(i + 1) % period != 0 for i in range(shared["num_layers"])]
     theta = fields.take("rope_local_base_freq", 10_000.0)
@@ -95,11 +100,11 @@ def _read_gemma3(fields: Fields, files: ModelFiles) -> ModelConfig:
 
 
 def _write_gemma(model: ModelConfig) -> dict[str, Any]:
-    return without(write_shape(model, "GemmaForCausalLM"), "sliding_window")
+    return without(write_shape(model, _GEMMA), "sliding_window")
 
 
 def _write_gemma2(model: ModelConfig) -> dict[str, Any]:
-    return _write_common(model, "Gemma2ForCausalLM")
+    return _write_common(model, _GEMMA2)
 
 
 def _write_gemma3(model: ModelConfig) -> dict[str, Any]:
@@ -107,33 +112,34 @@ def _write_gemma3(model: ModelConfig) -> dict[str, Any]:
     for layer, kind in enumerate(write_layer_types(model)):
         position = model.decoder.block(layer).attention.position
         ropes.setdefault(kind, write_rope(position) if isinstance(position, Rope) else None)
-    return _write_common(model, "Gemma3ForCausalLM") | {"rope_parameters": ropes}
+    return _write_common(model, _GEMMA3) | {"rope_parameters": ropes}
 
 
-def _write_common(model: ModelConfig, architecture: str) -> dict[str, Any]:
+def _write_common(model: ModelConfig, architectures: Mapping[HeadKind, str]) -> dict[str, Any]:
     block, head = model.decoder.pattern[0], model.head
     scale = block.attention.scale or block.attention.head_dim**-0.5
     # The scale is query_pre_attn_scalar ** -0.5; published files hold integers.
     scalar = round(scale**-2) if abs(scale**-2 - round(scale**-2)) < 1e-6 else scale**-2
-    return without(write_shape(model, architecture), "hidden_act") | {
+    softcap = {} if head is None else {"final_logit_softcapping": head.softcap}
+    return without(write_shape(model, architectures), "hidden_act") | {
         "hidden_activation": write_activation(block.mlp.activation),
         "layer_types": write_layer_types(model),
         "query_pre_attn_scalar": scalar,
         "attn_logit_softcapping": block.attention.softcap,
-        "final_logit_softcapping": head.softcap,
+        **softcap,
     }
 
 
 def _format(
     model_type: str,
-    architecture: str,
+    architectures: Mapping[HeadKind, str],
     read: Callable[[Fields, ModelFiles], ModelConfig],
     write: Callable[[ModelConfig], dict[str, Any]],
     norms: tuple[Entry, ...],
 ) -> Format:
     return Format(
         model_type=model_type,
-        architectures=(architecture,),
+        architectures=tuple(architectures.values()),
         read=read,
         write=write,
         shape="decoder-only",
@@ -144,13 +150,13 @@ def _format(
 
 
 FORMATS = (
-    _format("gemma", "GemmaForCausalLM", _read_gemma, _write_gemma, (MLP_NORM,)),
-    _format("gemma2", "Gemma2ForCausalLM", _read_gemma2, _write_gemma2, _SANDWICH_NORMS),
-    _format("gemma3_text", "Gemma3ForCausalLM", _read_gemma3, _write_gemma3, _SANDWICH_NORMS),
+    _format("gemma", _GEMMA, _read_gemma, _write_gemma, (MLP_NORM,)),
+    _format("gemma2", _GEMMA2, _read_gemma2, _write_gemma2, _SANDWICH_NORMS),
+    _format("gemma3_text", _GEMMA3, _read_gemma3, _write_gemma3, _SANDWICH_NORMS),
 )
 
-_GEMMA2 = WIDE_HEADS | {"sliding_window": 8, "query_pre_attn_scalar": 24}
-_GEMMA3 = WIDE_HEADS | {
+_GEMMA2_SHAPE = WIDE_HEADS | {"sliding_window": 8, "query_pre_attn_scalar": 24}
+_GEMMA3_SHAPE = WIDE_HEADS | {
     "num_hidden_layers": 7,  # more than one period, which has five local layers and one global layer
     "sliding_window": 8,
     "rope_parameters": {
@@ -159,7 +165,10 @@ _GEMMA3 = WIDE_HEADS | {
     },
 }
 SAMPLES = {
-    "gemma": Sample("gemma-2b", "gemma", "GemmaForCausalLM", "GemmaConfig", WIDE_HEADS | {"num_key_value_heads": 1}),
-    "gemma2": Sample("gemma2-2b", "gemma2", "Gemma2ForCausalLM", "Gemma2Config", _GEMMA2),
-    "gemma3": Sample("gemma3-4b", "gemma3_text", "Gemma3ForCausalLM", "Gemma3TextConfig", _GEMMA3),
+    **decoder_samples("gemma", "gemma-2b", "gemma", "Gemma", WIDE_HEADS | {"num_key_value_heads": 1}),
+    **decoder_samples("gemma2", "gemma2-2b", "gemma2", "Gemma2", _GEMMA2_SHAPE),
+    "gemma3": Sample("gemma3-4b", "gemma3_text", _GEMMA3["vocabulary"], "Gemma3TextConfig", _GEMMA3_SHAPE),
+    "gemma3 classes": Sample(
+        "gemma3-4b", "gemma3_text", _GEMMA3["classes"], "Gemma3TextConfig", _GEMMA3_SHAPE | {"num_labels": 3}
+    ),
 }

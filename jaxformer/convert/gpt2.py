@@ -1,18 +1,21 @@
 """Format of GPT-2: `Conv1D` kernels have shape [inputs, outputs], and query, key and value are one fused tensor."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from jaxformer.config import Learned, ModelConfig
 from jaxformer.convert.fields import Fields, write_activation, write_special_ids
 from jaxformer.convert.format import Format, ModelFiles
-from jaxformer.convert.sample import POSITIONS, VOCAB, Sample
-from jaxformer.convert.tables import entry
+from jaxformer.convert.heads import CLASSES, TAGS, HeadKind, head_kind
+from jaxformer.convert.llama import read_class_head, write_decoder_head
+from jaxformer.convert.sample import NAMED, POSITIONS, VOCAB, Sample
+from jaxformer.convert.tables import Entry, entry
 from jaxformer.models.gpt2 import gpt2
 
 _BLOCK, _LAYER = "decoder/{block}", "{base}h.{layer}"
 _QKV = tuple(f"{_BLOCK}/attention/{name}" for name in "qkv")
 
-_ENTRIES = (
+_STACK = (
     entry("{base}wte.weight", "embedding/tokens", "V D -> V D"),
     entry("{base}wpe.weight", "embedding/positions", "T D -> T D"),
     entry(f"{_LAYER}.ln_1.weight", f"{_BLOCK}/attention_norm/scale", "D -> D"),
@@ -31,6 +34,20 @@ _ENTRIES = (
     entry("{base}ln_f.bias", "decoder/final_norm/bias", "D -> D"),
     entry("lm_head.weight", "head/output/kernel", "V D -> D V"),
 )
+_ARCHITECTURES: Mapping[HeadKind, str] = {
+    "vocabulary": "GPT2LMHeadModel",
+    "classes": f"GPT2{CLASSES}",
+    "tags": f"GPT2{TAGS}",
+}
+
+
+def _entries(model: ModelConfig) -> tuple[Entry, ...]:
+    name = "classifier" if head_kind(model) == "tags" else "score"
+    return (
+        *_STACK,
+        entry(f"{name}.weight", "pooler/classes/kernel", "C D -> D C"),
+        entry(f"{name}.bias", "pooler/classes/bias", "C -> C"),
+    )
 
 
 def _read(fields: Fields, files: ModelFiles) -> ModelConfig:
@@ -53,13 +70,13 @@ def _read(fields: Fields, files: ModelFiles) -> ModelConfig:
         dropout=fields.take("resid_pdrop", 0.1),
         embedding_dropout=fields.take("embd_pdrop", 0.1),
         attention_dropout=fields.take("attn_pdrop", 0.1),
+        **read_class_head(fields, files),
     )
 
 
 def _write(model: ModelConfig) -> dict[str, Any]:
     block, position = model.decoder.pattern[0], model.embedding.position
     return {
-        "architectures": ["GPT2LMHeadModel"],
         "n_layer": model.decoder.num_layers,
         "n_embd": model.embed_dim,
         "n_head": block.attention.num_heads,
@@ -68,22 +85,22 @@ def _write(model: ModelConfig) -> dict[str, Any]:
         "vocab_size": model.vocab_size,
         "activation_function": {"gelu_tanh": "gelu_new"}.get(a := block.mlp.activation, write_activation(a)),
         "layer_norm_epsilon": block.norm.eps,
-        "tie_word_embeddings": model.head.tied,
         "resid_pdrop": block.dropout,
         "embd_pdrop": model.embedding.dropout,
         "attn_pdrop": block.attention.dropout,
         **write_special_ids(model.special),
+        **write_decoder_head(model, _ARCHITECTURES),
     }
 
 
 FORMATS = (
     Format(
         model_type="gpt2",
-        architectures=("GPT2LMHeadModel",),
+        architectures=tuple(_ARCHITECTURES.values()),
         read=_read,
         write=_write,
         shape="decoder-only",
-        entries=_ENTRIES,
+        entries=_entries,
         base="transformer.",
         copies={"lm_head.weight": "{base}wte.weight"},
         ignored=(r".*\.attn\.(bias|masked_bias)",),  # causal masks, which older releases saved
@@ -99,4 +116,14 @@ _SHAPE = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-SAMPLES = {"gpt2": Sample("gpt2-124m", "gpt2", "GPT2LMHeadModel", "GPT2Config", _SHAPE)}
+SAMPLES = {
+    "gpt2": Sample("gpt2-124m", "gpt2", "GPT2LMHeadModel", "GPT2Config", _SHAPE),
+    "gpt2 classes": Sample(
+        "gpt2-124m",
+        "gpt2",
+        "GPT2ForSequenceClassification",
+        "GPT2Config",
+        _SHAPE | {"num_labels": 3, "pad_token_id": 0},
+    ),
+    "gpt2 tags": Sample("gpt2-124m", "gpt2", "GPT2ForTokenClassification", "GPT2Config", _SHAPE | NAMED),
+}

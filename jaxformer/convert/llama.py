@@ -1,11 +1,13 @@
 """Format of Llama, and the parts that the similar decoders Mistral, Mixtral, Qwen and Gemma share."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from jaxformer.config import DynamicNtkScaling, ModelConfig, Rope
 from jaxformer.convert.fields import Fields, read_rope, write_activation, write_rope, write_special_ids
 from jaxformer.convert.format import Format, ModelFiles
-from jaxformer.convert.sample import GROUPED_QUERY, Sample
+from jaxformer.convert.heads import TAGS, HeadKind, decoder_architectures, head_kind, read_classes, write_head
+from jaxformer.convert.sample import GROUPED_QUERY, Sample, decoder_samples
 from jaxformer.convert.tables import Entry, entry
 from jaxformer.models.llama import llama
 
@@ -44,6 +46,8 @@ SHARED = (
     entry("model.embed_tokens.weight", "embedding/tokens", "V D -> V D"),
     entry("model.norm.weight", "decoder/final_norm/scale", "D -> D"),
     entry("lm_head.weight", "head/output/kernel", "V D -> D V"),
+    entry("score.weight", "pooler/classes/kernel", "C D -> D C"),
+    entry("score.bias", "pooler/classes/bias", "C -> C"),
     entry(f"{LAYER}.input_layernorm.weight", f"{BLOCK}/attention_norm/scale", "D -> D"),
     *_attention(),
 )
@@ -51,11 +55,12 @@ MLP_NORM = entry(f"{LAYER}.post_attention_layernorm.weight", f"{BLOCK}/mlp_norm/
 DENSE = _mlp()
 COPIES = {"lm_head.weight": "model.embed_tokens.weight"}
 IGNORED = (r".*rotary_emb\.inv_freq",)
+_ARCHITECTURES = decoder_architectures("Llama")
 
 
 # ---------------------------------------------------------------- config.json
-def read_shape(fields: Fields, num_kv_heads: int | None = None) -> dict[str, Any]:
-    """Read the sizes that all Llama-like decoders have.
+def read_shape(fields: Fields, files: ModelFiles, num_kv_heads: int | None = None) -> dict[str, Any]:
+    """Read the sizes and the class head that all Llama-like decoders may have.
 
     Args:
       num_kv_heads: the default of `num_key_value_heads`. None, like a null in the file, means one per query head.
@@ -68,7 +73,14 @@ def read_shape(fields: Fields, num_kv_heads: int | None = None) -> dict[str, Any
         "num_kv_heads": fields.nullable("num_key_value_heads", num_kv_heads),
         "vocab_size": fields.take("vocab_size"),
         "attention_dropout": fields.take("attention_dropout", 0.0),
+        **read_class_head(fields, files),
     }
+
+
+def read_class_head(fields: Fields, files: ModelFiles) -> dict[str, Any]:
+    """Read the classes of a decoder; transformers has dropout before those of tokens, but not before those of texts."""
+    dropout = fields.take("classifier_dropout", 0.1) if files.architecture.endswith(TAGS) else None
+    return {"classifier_dropout": dropout, **read_classes(fields, files)}
 
 
 def read_context(fields: Fields, default: int, theta: float = 10_000.0) -> dict[str, Any]:
@@ -90,7 +102,7 @@ def read_local_layers(fields: Fields, num_layers: int, default: list[bool]) -> l
 
 
 def _read_llama(fields: Fields, files: ModelFiles) -> ModelConfig:
-    shape, bias = read_shape(fields), fields.take("attention_bias", False)
+    shape, bias = read_shape(fields, files), fields.take("attention_bias", False)
     return llama(
         **shape,
         **read_context(fields, 2048),
@@ -106,7 +118,7 @@ def _read_llama(fields: Fields, files: ModelFiles) -> ModelConfig:
     )
 
 
-def write_shape(model: ModelConfig, architecture: str) -> dict[str, Any]:
+def write_shape(model: ModelConfig, architectures: Mapping[HeadKind, str]) -> dict[str, Any]:
     """Return the config.json fields that all Llama-like decoders have."""
     block = model.decoder.pattern[0]
     attention, rope = block.attention, block.attention.position
@@ -114,7 +126,6 @@ def write_shape(model: ModelConfig, architecture: str) -> dict[str, Any]:
     scaling = rope.scaling if isinstance(rope, Rope) else None
     length = scaling.original_length if isinstance(scaling, DynamicNtkScaling) else model.context_length
     return {
-        "architectures": [architecture],
         "num_hidden_layers": model.decoder.num_layers,
         "hidden_size": model.embed_dim,
         "num_attention_heads": attention.num_heads,
@@ -129,9 +140,19 @@ def write_shape(model: ModelConfig, architecture: str) -> dict[str, Any]:
         "sliding_window": window,
         "max_position_embeddings": length,
         "rope_parameters": write_rope(rope) if isinstance(rope, Rope) else None,
-        "tie_word_embeddings": model.head.tied,
         **write_special_ids(model.special),
+        **write_decoder_head(model, architectures),
     }
+
+
+def write_decoder_head(model: ModelConfig, architectures: Mapping[HeadKind, str]) -> dict[str, Any]:
+    fields = write_head(model, architectures)
+    if model.head is not None:
+        fields["tie_word_embeddings"] = model.head.tied
+    # 0.1 is the default, which is not a field of the config classes.
+    if head_kind(model) == "tags" and model.pooler.dropout != 0.1:
+        fields["classifier_dropout"] = model.pooler.dropout
+    return fields
 
 
 def write_layer_types(model: ModelConfig) -> list[str]:
@@ -140,7 +161,7 @@ def write_layer_types(model: ModelConfig) -> list[str]:
 
 
 def _write_llama(model: ModelConfig) -> dict[str, Any]:
-    shape = without(write_shape(model, "LlamaForCausalLM"), "sliding_window")
+    shape = without(write_shape(model, _ARCHITECTURES), "sliding_window")
     return shape | {"mlp_bias": getattr(model.decoder.pattern[0].mlp, "bias", False)}
 
 
@@ -151,7 +172,7 @@ def without(fields: dict[str, Any], *names: str) -> dict[str, Any]:
 FORMATS = (
     Format(
         model_type="llama",
-        architectures=("LlamaForCausalLM",),
+        architectures=tuple(_ARCHITECTURES.values()),
         read=_read_llama,
         write=_write_llama,
         shape="decoder-only",
@@ -170,9 +191,7 @@ _LLAMA3_ROPE = {
     "original_max_position_embeddings": 16,
 }
 SAMPLES = {
-    "llama": Sample(
-        "llama3.1-8b", "llama", "LlamaForCausalLM", "LlamaConfig", GROUPED_QUERY | {"rope_parameters": _LLAMA3_ROPE}
-    ),
+    **decoder_samples("llama", "llama3.1-8b", "llama", "Llama", GROUPED_QUERY | {"rope_parameters": _LLAMA3_ROPE}),
     "smollm2": Sample(
         "smollm2-135m", "llama", "LlamaForCausalLM", "LlamaConfig", GROUPED_QUERY | {"tie_word_embeddings": True}
     ),

@@ -5,6 +5,7 @@ from typing import Any
 from jaxformer.config import ModelConfig
 from jaxformer.convert.fields import Fields
 from jaxformer.convert.format import Format, ModelFiles
+from jaxformer.convert.heads import decoder_architectures
 from jaxformer.convert.llama import (
     COPIES,
     DENSE,
@@ -16,12 +17,14 @@ from jaxformer.convert.llama import (
     without,
     write_shape,
 )
-from jaxformer.convert.sample import GROUPED_QUERY, Sample
+from jaxformer.convert.sample import GROUPED_QUERY, decoder_samples
 from jaxformer.models.mistral import mistral
+
+_ARCHITECTURES = decoder_architectures("Mistral")
 
 
 def _read(fields: Fields, files: ModelFiles) -> ModelConfig:
-    shape = read_shape(fields, num_kv_heads=8)
+    shape = read_shape(fields, files, num_kv_heads=8)
     return mistral(
         **shape,
         **read_context(fields, 131_072),
@@ -36,13 +39,13 @@ def _read(fields: Fields, files: ModelFiles) -> ModelConfig:
 
 
 def _write(model: ModelConfig) -> dict[str, Any]:
-    return without(write_shape(model, "MistralForCausalLM"), "attention_bias")
+    return without(write_shape(model, _ARCHITECTURES), "attention_bias")
 
 
 FORMATS = (
     Format(
         model_type="mistral",
-        architectures=("MistralForCausalLM",),
+        architectures=tuple(_ARCHITECTURES.values()),
         read=_read,
         write=_write,
         shape="decoder-only",
@@ -51,8 +54,4 @@ FORMATS = (
         ignored=IGNORED,
     ),
 )
-SAMPLES = {
-    "mistral": Sample(
-        "mistral-7b", "mistral", "MistralForCausalLM", "MistralConfig", GROUPED_QUERY | {"sliding_window": 8}
-    ),
-}
+SAMPLES = decoder_samples("mistral", "mistral-7b", "mistral", "Mistral", GROUPED_QUERY | {"sliding_window": 8})

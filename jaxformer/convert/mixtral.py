@@ -5,6 +5,7 @@ from typing import Any
 from jaxformer.config import ModelConfig, MoeConfig
 from jaxformer.convert.fields import Fields
 from jaxformer.convert.format import Format, ModelFiles
+from jaxformer.convert.heads import decoder_architectures
 from jaxformer.convert.llama import (
     BLOCK,
     COPIES,
@@ -17,9 +18,11 @@ from jaxformer.convert.llama import (
     without,
     write_shape,
 )
-from jaxformer.convert.sample import GROUPED_QUERY, Sample
+from jaxformer.convert.sample import GROUPED_QUERY, decoder_samples
 from jaxformer.convert.tables import Entry, entry
 from jaxformer.models.llama import llama
+
+_ARCHITECTURES = decoder_architectures("Mixtral")
 
 
 def expert_entries(module: str, gate: str, up: str, down: str) -> tuple[Entry, ...]:
@@ -42,7 +45,7 @@ def _read(fields: Fields, files: ModelFiles) -> ModelConfig:
         activation=fields.activation("hidden_act", "silu"),
         load_balance=fields.take("router_aux_loss_coef", 0.001),
     )
-    shape = read_shape(fields, num_kv_heads=8)
+    shape = read_shape(fields, files, num_kv_heads=8)
     return llama(
         **shape,
         **read_context(fields, 131_072, 1e6),
@@ -56,7 +59,7 @@ def _read(fields: Fields, files: ModelFiles) -> ModelConfig:
 
 
 def _write(model: ModelConfig) -> dict[str, Any]:
-    return without(write_shape(model, "MixtralForCausalLM"), "attention_bias") | write_experts(model)
+    return without(write_shape(model, _ARCHITECTURES), "attention_bias") | write_experts(model)
 
 
 def write_experts(model: ModelConfig) -> dict[str, Any]:
@@ -73,7 +76,7 @@ def write_experts(model: ModelConfig) -> dict[str, Any]:
 FORMATS = (
     Format(
         model_type="mixtral",
-        architectures=("MixtralForCausalLM",),
+        architectures=tuple(_ARCHITECTURES.values()),
         read=_read,
         write=_write,
         shape="decoder-only",
@@ -82,8 +85,4 @@ FORMATS = (
         ignored=IGNORED,
     ),
 )
-SAMPLES = {
-    "mixtral": Sample(
-        "mixtral-8x7b", "mixtral", "MixtralForCausalLM", "MixtralConfig", GROUPED_QUERY | {"num_local_experts": 4}
-    ),
-}
+SAMPLES = decoder_samples("mixtral", "mixtral-8x7b", "mixtral", "Mixtral", GROUPED_QUERY | {"num_local_experts": 4})

@@ -3,11 +3,11 @@
 from typing import Any
 
 from jaxformer.config import ModelConfig, Rope
-from jaxformer.convert.bert import linear, norm, read_heads, write_heads
+from jaxformer.convert.bert import architectures, linear, norm, read_heads, write_heads
 from jaxformer.convert.fields import Fields, read_rope, write_activation, write_rope, write_special_ids
 from jaxformer.convert.format import Format, ModelFiles
 from jaxformer.convert.llama import read_local_layers
-from jaxformer.convert.sample import SHAPE, Sample
+from jaxformer.convert.sample import NAMED, SHAPE, Sample
 from jaxformer.convert.tables import Entry, entry
 from jaxformer.errors import UserError
 from jaxformer.models.modernbert import modernbert
@@ -33,7 +33,7 @@ _STACK = (
 
 
 def _entries(model: ModelConfig) -> tuple[Entry, ...]:
-    """Return the table; `head.dense` belongs to the masked-LM head or to the classifier."""
+    """Return the table; `head.dense` belongs to the masked-LM head, the classifier or the tagger."""
     head = "head" if model.head is not None else "pooler"
     return (
         *_STACK,
@@ -84,7 +84,7 @@ def _read(fields: Fields, files: ModelFiles) -> ModelConfig:
         dropout=dropout,
         attention_dropout=fields.take("attention_dropout", 0.0),
         classifier_dropout=fields.take("classifier_dropout", 0.0),
-        **read_heads(fields, files, ""),
+        **read_heads(fields, files),
     )
 
 
@@ -104,7 +104,7 @@ def _write(model: ModelConfig) -> dict[str, Any]:
         kind = "full_attention" if attention.window is None else "sliding_attention"
         ropes.setdefault(kind, write_rope(attention.position) if isinstance(attention.position, Rope) else None)
     transform = (model.head or model.pooler).transform if model.head or model.pooler else None
-    pooling = "cls" if model.pooler is None or model.pooler.pooling == "first" else "mean"
+    pooling = "mean" if model.pooler is not None and model.pooler.pooling == "mean" else "cls"
     return {
         "num_hidden_layers": stack.num_layers,
         "hidden_size": model.embed_dim,
@@ -125,6 +125,7 @@ def _write(model: ModelConfig) -> dict[str, Any]:
         "classifier_activation": "gelu" if transform is None else write_activation(transform.activation),
         "classifier_bias": transform is not None and transform.bias,
         "classifier_pooling": pooling,
+        "classifier_dropout": 0.0 if model.pooler is None else model.pooler.dropout,
         "decoder_bias": model.head is None or model.head.bias,
         "tie_word_embeddings": model.head is None or model.head.tied,
         **write_special_ids(model.special),
@@ -137,7 +138,7 @@ def _write(model: ModelConfig) -> dict[str, Any]:
 FORMATS = (
     Format(
         model_type="modernbert",
-        architectures=("ModernBertModel", "ModernBertForMaskedLM", "ModernBertForSequenceClassification"),
+        architectures=architectures("ModernBert"),
         read=_read,
         write=_write,
         shape="encoder-only",
@@ -157,6 +158,9 @@ SAMPLES = {
         "modernbert",
         "ModernBertForSequenceClassification",
         "ModernBertConfig",
-        _SHAPE | {"num_labels": 3},
+        _SHAPE | {"num_labels": 3, "classifier_pooling": "mean"},
+    ),
+    "modernbert tags": Sample(
+        "modernbert-base", "modernbert", "ModernBertForTokenClassification", "ModernBertConfig", _SHAPE | NAMED
     ),
 }

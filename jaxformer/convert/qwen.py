@@ -6,6 +6,7 @@ from typing import Any
 from jaxformer.config import ModelConfig, MoeConfig
 from jaxformer.convert.fields import Fields
 from jaxformer.convert.format import Format, ModelFiles
+from jaxformer.convert.heads import decoder_architectures
 from jaxformer.convert.llama import (
     COPIES,
     DENSE,
@@ -20,7 +21,7 @@ from jaxformer.convert.llama import (
     write_shape,
 )
 from jaxformer.convert.mixtral import expert_entries, write_experts
-from jaxformer.convert.sample import GROUPED_QUERY, WIDE_HEADS, Sample
+from jaxformer.convert.sample import GROUPED_QUERY, WIDE_HEADS, decoder_samples
 from jaxformer.convert.tables import Entry
 from jaxformer.models.llama import llama
 
@@ -36,7 +37,7 @@ def _read_windows(fields: Fields, num_layers: int) -> dict[str, Any]:
 
 def _read_qwen2(fields: Fields, files: ModelFiles) -> ModelConfig:
     fields.require("use_mrope", False)
-    shape = read_shape(fields, num_kv_heads=32)
+    shape = read_shape(fields, files, num_kv_heads=32)
     return llama(
         **shape,
         **read_context(fields, 32_768),
@@ -50,8 +51,8 @@ def _read_qwen2(fields: Fields, files: ModelFiles) -> ModelConfig:
     )
 
 
-def _build_qwen3(fields: Fields, num_kv_heads: int, **options: Any) -> ModelConfig:
-    shape, bias = read_shape(fields, num_kv_heads), fields.take("attention_bias", False)
+def _build_qwen3(fields: Fields, files: ModelFiles, num_kv_heads: int, **options: Any) -> ModelConfig:
+    shape, bias = read_shape(fields, files, num_kv_heads), fields.take("attention_bias", False)
     return llama(
         **shape,
         **read_context(fields, 32_768),
@@ -69,6 +70,7 @@ def _build_qwen3(fields: Fields, num_kv_heads: int, **options: Any) -> ModelConf
 def _read_qwen3(fields: Fields, files: ModelFiles) -> ModelConfig:
     return _build_qwen3(
         fields,
+        files,
         num_kv_heads=32,
         head_dim=fields.take("head_dim", 128),
         mlp_dim=fields.take("intermediate_size"),
@@ -88,21 +90,21 @@ def _read_qwen3_moe(fields: Fields, files: ModelFiles) -> ModelConfig:
         renormalize=fields.take("norm_topk_prob", False),
         load_balance=fields.take("router_aux_loss_coef", 0.001),
     )
-    return _build_qwen3(fields, num_kv_heads=4, head_dim=fields.take("head_dim", None), moe=experts)
+    return _build_qwen3(fields, files, num_kv_heads=4, head_dim=fields.take("head_dim", None), moe=experts)
 
 
 def _write_qwen2(model: ModelConfig) -> dict[str, Any]:
-    shape = without(write_shape(model, "Qwen2ForCausalLM"), "attention_bias", "head_dim")
+    shape = without(write_shape(model, decoder_architectures("Qwen2")), "attention_bias", "head_dim")
     return shape | _write_windows(model)
 
 
 def _write_qwen3(model: ModelConfig) -> dict[str, Any]:
-    return write_shape(model, "Qwen3ForCausalLM") | _write_windows(model)
+    return write_shape(model, decoder_architectures("Qwen3")) | _write_windows(model)
 
 
 def _write_qwen3_moe(model: ModelConfig) -> dict[str, Any]:
     mlp = model.decoder.pattern[0].mlp
-    shape = write_shape(model, "Qwen3MoeForCausalLM") | _write_windows(model) | write_experts(model)
+    shape = write_shape(model, decoder_architectures("Qwen3Moe")) | _write_windows(model) | write_experts(model)
     renormalize = getattr(mlp, "renormalize", None)
     return without(shape, "layer_types") | {"moe_intermediate_size": mlp.dim, "norm_topk_prob": renormalize}
 
@@ -116,7 +118,7 @@ def _write_windows(model: ModelConfig) -> dict[str, Any]:
 
 def _format(
     model_type: str,
-    architecture: str,
+    stem: str,
     read: Callable[[Fields, ModelFiles], ModelConfig],
     write: Callable[[ModelConfig], dict[str, Any]],
     mlp: tuple[Entry, ...] = DENSE,
@@ -124,7 +126,7 @@ def _format(
 ) -> Format:
     return Format(
         model_type=model_type,
-        architectures=(architecture,),
+        architectures=tuple(decoder_architectures(stem).values()),
         read=read,
         write=write,
         shape="decoder-only",
@@ -138,18 +140,18 @@ def _format(
 _EXPERTS = expert_entries("mlp", "gate_proj", "up_proj", "down_proj")
 
 FORMATS = (
-    _format("qwen2", "Qwen2ForCausalLM", _read_qwen2, _write_qwen2, tokenizer_class="Qwen2Tokenizer"),
-    _format("qwen3", "Qwen3ForCausalLM", _read_qwen3, _write_qwen3),
-    _format("qwen3_moe", "Qwen3MoeForCausalLM", _read_qwen3_moe, _write_qwen3_moe, _EXPERTS),
+    _format("qwen2", "Qwen2", _read_qwen2, _write_qwen2, tokenizer_class="Qwen2Tokenizer"),
+    _format("qwen3", "Qwen3", _read_qwen3, _write_qwen3),
+    _format("qwen3_moe", "Qwen3Moe", _read_qwen3_moe, _write_qwen3_moe, _EXPERTS),
 )
 SAMPLES = {
-    "qwen2.5": Sample("qwen2.5-7b", "qwen2", "Qwen2ForCausalLM", "Qwen2Config", GROUPED_QUERY),
-    "qwen3": Sample("qwen3-8b", "qwen3", "Qwen3ForCausalLM", "Qwen3Config", WIDE_HEADS),
-    "qwen3-moe": Sample(
+    **decoder_samples("qwen2.5", "qwen2.5-7b", "qwen2", "Qwen2", GROUPED_QUERY),
+    **decoder_samples("qwen3", "qwen3-8b", "qwen3", "Qwen3", WIDE_HEADS),
+    **decoder_samples(
+        "qwen3-moe",
         "qwen3-30b-a3b",
         "qwen3_moe",
-        "Qwen3MoeForCausalLM",
-        "Qwen3MoeConfig",
+        "Qwen3Moe",
         WIDE_HEADS | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True},
     ),
 }

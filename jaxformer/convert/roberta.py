@@ -14,7 +14,8 @@ from jaxformer.convert.bert import (
 )
 from jaxformer.convert.fields import Fields
 from jaxformer.convert.format import Format, ModelFiles
-from jaxformer.convert.sample import POSITIONS, SHAPE, Sample
+from jaxformer.convert.heads import head_kind
+from jaxformer.convert.sample import NAMED, POSITIONS, SHAPE, Sample
 from jaxformer.convert.tables import Entry
 from jaxformer.errors import UserError
 from jaxformer.models.roberta import roberta
@@ -27,10 +28,10 @@ _ENTRIES = (
 
 
 def _entries(model: ModelConfig) -> tuple[Entry, ...]:
-    """Return the table; the name of the pooler's dense layer depends on whether the model is a classifier."""
-    is_classifier = model.pooler is not None and model.pooler.num_classes is not None
+    """Return the table; a classifier has a dense layer of its own instead of the pooler's, and a tagger has none."""
+    is_classifier = head_kind(model) == "classes"
     dense = "classifier.dense" if is_classifier else "{base}pooler.dense"
-    return (*_ENTRIES, *pooler_entries(dense, "classifier.out_proj"))
+    return (*_ENTRIES, *pooler_entries(dense, "classifier.out_proj" if is_classifier else "classifier"))
 
 
 def _read(fields: Fields, files: ModelFiles) -> ModelConfig:
@@ -76,6 +77,11 @@ _SHAPE = SHAPE | {
 SAMPLES = {
     "roberta": Sample("roberta-base", "roberta", "RobertaForMaskedLM", "RobertaConfig", _SHAPE),
     "roberta classes": Sample(
-        "roberta-base", "roberta", "RobertaForSequenceClassification", "RobertaConfig", _SHAPE | {"num_labels": 3}
+        "roberta-base",
+        "roberta",
+        "RobertaForSequenceClassification",
+        "RobertaConfig",
+        _SHAPE | NAMED | {"problem_type": "multi_label_classification"},
     ),
+    "roberta tags": Sample("roberta-base", "roberta", "RobertaForTokenClassification", "RobertaConfig", _SHAPE),
 }

@@ -72,5 +72,21 @@ SHAPE = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+NAMED = {  # classes with names
+    "id2label": {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC"},
+    "label2id": {"O": 0, "B-PER": 1, "I-PER": 2, "B-LOC": 3},
+}
 GROUPED_QUERY = SHAPE | {"num_key_value_heads": 2}
 WIDE_HEADS = GROUPED_QUERY | {"head_dim": 16}  # wider than hidden_size / num_attention_heads
+
+
+def decoder_samples(name: str, preset: str, model_type: str, stem: str, fields: dict[str, Any]) -> dict[str, Sample]:
+    """Samples of a decoder with each of its heads: a language model, a classifier and a tagger."""
+    config = f"{stem}Config"
+    return {
+        name: Sample(preset, model_type, f"{stem}ForCausalLM", config, fields),
+        f"{name} classes": Sample(
+            preset, model_type, f"{stem}ForSequenceClassification", config, fields | {"num_labels": 3}
+        ),
+        f"{name} tags": Sample(preset, model_type, f"{stem}ForTokenClassification", config, fields | NAMED),
+    }

@@ -4,9 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxformer.config import BucketBias, ModelConfig
+from jaxformer.convert.bert import linear
 from jaxformer.convert.fields import ACTIVATIONS, Fields, write_activation, write_special_ids
 from jaxformer.convert.format import Format, ModelFiles
-from jaxformer.convert.sample import VOCAB, Sample
+from jaxformer.convert.heads import CLASSES, HeadKind, read_classes, write_head
+from jaxformer.convert.sample import NAMED, VOCAB, Sample
 from jaxformer.convert.tables import Entry, entry
 from jaxformer.errors import UserError
 from jaxformer.models.t5 import t5
@@ -14,7 +16,7 @@ from jaxformer.models.t5 import t5
 
 def _stack(side: str, mlp: int) -> list[Entry]:
     """Return the rows of one stack; `mlp` is the number of the MLP sub-layer: 1 in the encoder, 2 in the decoder."""
-    ours, theirs = f"{side}/{{block}}", f"{side}.block.{{layer}}.layer"
+    ours, theirs = f"{side}/{{block}}", f"{{base}}{side}.block.{{layer}}.layer"
     rows = _attention(f"{theirs}.0.SelfAttention", f"{ours}/attention")
     rows.append(entry(f"{theirs}.0.layer_norm.weight", f"{ours}/attention_norm/scale", "D -> D"))
     if side == "decoder":
@@ -25,9 +27,9 @@ def _stack(side: str, mlp: int) -> list[Entry]:
         *rows,
         entry(f"{theirs}.{mlp}.layer_norm.weight", f"{ours}/mlp_norm/scale", "D -> D"),
         entry(f"{dense}.wo.weight", f"{ours}/mlp/down/kernel", "D F -> F D"),
-        entry(f"{side}.final_layer_norm.weight", f"{side}/final_norm/scale", "D -> D"),
+        entry(f"{{base}}{side}.final_layer_norm.weight", f"{side}/final_norm/scale", "D -> D"),
         entry(
-            f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+            f"{{base}}{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
             f"{side}/relative_bias",
             "R N -> R N",
         ),
@@ -44,7 +46,7 @@ def _up(names: dict[str, str]) -> list[Entry]:
     sides = (("encoder", 1), ("decoder", 2))
     return [
         entry(
-            f"{side}.block.{{layer}}.layer.{index}.DenseReluDense.{theirs}.weight",
+            f"{{base}}{side}.block.{{layer}}.layer.{index}.DenseReluDense.{theirs}.weight",
             f"{side}/{{block}}/mlp/{ours}/kernel",
             "F D -> D F",
         )
@@ -54,15 +56,23 @@ def _up(names: dict[str, str]) -> list[Entry]:
 
 
 _SHARED = (
-    entry("shared.weight", "embedding/tokens", "V D -> V D"),
+    entry("{base}shared.weight", "embedding/tokens", "V D -> V D"),
     entry("lm_head.weight", "head/output/kernel", "V D -> D V"),
+    *linear("classification_head.dense", "pooler/transform/dense", "E D -> D E"),
+    *linear("classification_head.out_proj", "pooler/classes", "C D -> D C"),
     *_stack("encoder", 1),
     *_stack("decoder", 2),
 )
 _PLAIN = (*_SHARED, *_up({"up": "wi"}))
 _GATED = (*_SHARED, *_up({"gate": "wi_0", "up": "wi_1"}))
-_COPIES = {f"{side}.embed_tokens.weight": "shared.weight" for side in ("encoder", "decoder")}
-_IGNORED = (r"decoder\..*EncDecAttention\.relative_attention_bias\.weight",)  # saved by older releases, but unused
+_BASE = "transformer."  # of classifiers; the names of other models have no prefix
+_COPIES = {
+    f"{base}{side}.embed_tokens.weight": "{base}shared.weight"
+    for base in ("", _BASE)
+    for side in ("encoder", "decoder")
+}
+# Saved by older releases, but unused.
+_IGNORED = (r"(transformer\.)?decoder\..*EncDecAttention\.relative_attention_bias\.weight",)
 
 
 def _read_t5(fields: Fields, files: ModelFiles) -> ModelConfig:
@@ -107,23 +117,24 @@ def _read_common(fields: Fields, files: ModelFiles, default_mlp: str, scaled: bo
         eps=fields.take("layer_norm_epsilon", 1e-6),
         special=fields.special_ids(vocab_size, eos=1, pad=0, decoder_start=0),
         dropout=fields.take("dropout_rate", 0.1),
+        classifier_dropout=fields.take("classifier_dropout", 0.0),
+        **read_classes(fields, files),
     )
 
 
 def _write_t5(model: ModelConfig) -> dict[str, Any]:
-    return _write_common(model, "T5ForConditionalGeneration") | {"tie_word_embeddings": model.head.scale}
+    return _write_common(model, "T5") | ({} if model.head is None else {"tie_word_embeddings": model.head.scale})
 
 
 def _write_mt5(model: ModelConfig) -> dict[str, Any]:
-    return _write_common(model, "MT5ForConditionalGeneration") | {"tie_word_embeddings": model.head.tied}
+    return _write_common(model, "MT5") | ({} if model.head is None else {"tie_word_embeddings": model.head.tied})
 
 
-def _write_common(model: ModelConfig, architecture: str) -> dict[str, Any]:
+def _write_common(model: ModelConfig, stem: str) -> dict[str, Any]:
     block = model.encoder.pattern[0]
     activation, bias = block.mlp.activation, model.encoder.relative_bias
     name = "gelu" if block.mlp.gated and activation == "gelu_tanh" else write_activation(activation)
     return {
-        "architectures": [architecture],
         "is_encoder_decoder": True,
         "num_layers": model.encoder.num_layers,
         "num_decoder_layers": model.decoder.num_layers,
@@ -137,9 +148,15 @@ def _write_common(model: ModelConfig, architecture: str) -> dict[str, Any]:
         "feed_forward_proj": f"gated-{name}" if block.mlp.gated else name,
         "layer_norm_epsilon": block.norm.eps,
         "dropout_rate": block.dropout,
+        "classifier_dropout": 0.0 if model.pooler is None else model.pooler.dropout,
         **write_special_ids(model.special),
         "decoder_start_token_id": model.special.decoder_start,
+        **write_head(model, _architectures(stem)),
     }
+
+
+def _architectures(stem: str) -> dict[HeadKind, str]:
+    return {"vocabulary": f"{stem}ForConditionalGeneration", "classes": f"{stem}{CLASSES}"}
 
 
 def _entries(model: ModelConfig) -> tuple[Entry, ...]:
@@ -148,25 +165,27 @@ def _entries(model: ModelConfig) -> tuple[Entry, ...]:
 
 def _format(
     model_type: str,
-    architecture: str,
+    stem: str,
     read: Callable[[Fields, ModelFiles], ModelConfig],
     write: Callable[[ModelConfig], dict[str, Any]],
 ) -> Format:
     return Format(
         model_type=model_type,
-        architectures=(architecture,),
+        architectures=tuple(_architectures(stem).values()),
         read=read,
         write=write,
         shape="encoder-decoder",
         entries=_entries,
+        base=_BASE,
+        bare=f"{stem}ForConditionalGeneration",
         copies=_COPIES,
         ignored=_IGNORED,
     )
 
 
 FORMATS = (
-    _format("t5", "T5ForConditionalGeneration", _read_t5, _write_t5),
-    _format("mt5", "MT5ForConditionalGeneration", _read_mt5, _write_mt5),
+    _format("t5", "T5", _read_t5, _write_t5),
+    _format("mt5", "MT5", _read_mt5, _write_mt5),
 )
 
 _SHAPE = {
@@ -184,6 +203,7 @@ _SHAPE = {
 _GATED_SHAPE = _SHAPE | {"feed_forward_proj": "gated-gelu"}
 SAMPLES = {
     "t5": Sample("t5-small", "t5", "T5ForConditionalGeneration", "T5Config", _SHAPE),
+    "t5 classes": Sample("t5-small", "t5", "T5ForSequenceClassification", "T5Config", _SHAPE | {"num_labels": 3}),
     "t5v1.1": Sample(
         "t5v1.1-small",
         "t5",
@@ -193,4 +213,5 @@ SAMPLES = {
         untied_output=True,
     ),
     "mt5": Sample("mt5-small", "mt5", "MT5ForConditionalGeneration", "MT5Config", _GATED_SHAPE, untied_output=True),
+    "mt5 classes": Sample("mt5-small", "mt5", "MT5ForSequenceClassification", "MT5Config", _GATED_SHAPE | NAMED),
 }

@@ -1,7 +1,9 @@
 """BART (arXiv:1910.13461).
 
-Deviation: BART also applies dropout inside the MLPs.
+Deviation: BART also applies dropout inside the MLPs, and before the dense layer of a classifier.
 """
+
+from collections.abc import Sequence
 
 from jaxformer.config import (
     Activation,
@@ -15,11 +17,12 @@ from jaxformer.config import (
     ModelConfig,
     NormalInit,
     NormConfig,
+    Problem,
     Sinusoidal,
     SpecialIds,
     StackConfig,
 )
-from jaxformer.models.builders import attention_sizes, builder
+from jaxformer.models.builders import attention_sizes, builder, source_class_head
 from jaxformer.models.presets import Preset, ZooRow
 
 # The first two rows of the published tables are unused: positions count from 2.
@@ -41,6 +44,9 @@ def bart(
     num_decoder_layers: int | None = None,
     num_decoder_heads: int | None = None,
     decoder_mlp_dim: int | None = None,
+    num_classes: int | None = None,
+    labels: Sequence[str] = (),
+    problem: Problem = "single_label",
     position: Learned | Sinusoidal = _POSITION,
     context_length: int | None = None,
     scale_embedding: bool = False,
@@ -50,8 +56,12 @@ def bart(
     special: SpecialIds = _SPECIAL,
     dropout: float = 0.1,
     attention_dropout: float = 0.1,
+    classifier_dropout: float = 0.0,
 ) -> ModelConfig:
-    """Post-norm, learned positions, exact GELU, biases everywhere, normalised embeddings."""
+    """Post-norm, learned positions, exact GELU, biases everywhere, normalised embeddings.
+
+    A classifier reads the text in the encoder and again in the decoder, whose last token it pools.
+    """
 
     def attention(heads: int) -> AttentionConfig:
         sizes = attention_sizes(embed_dim, heads, num_kv_heads, head_dim)
@@ -71,6 +81,7 @@ def bart(
     )
     if context_length is not None:
         position = position.replace(max_length=context_length)
+    classifier = source_class_head(num_classes, labels, problem, classifier_dropout)
     return ModelConfig(
         vocab_size=vocab_size,
         source_vocab_size=source_vocab_size,
@@ -80,7 +91,8 @@ def bart(
         ),
         encoder=StackConfig(num_layers=num_layers, pattern=(encoder,)),
         decoder=StackConfig(num_layers=num_decoder_layers or num_layers, pattern=(decoder,)),
-        head=HeadConfig(tied=tied, bias=True),
+        head=HeadConfig(tied=tied, bias=True) if classifier is None else None,
+        pooler=classifier,
         special=special,
         init=InitConfig(kernel=NormalInit(stddev=0.02), embedding=NormalInit(stddev=0.02)),
     )

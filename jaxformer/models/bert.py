@@ -1,5 +1,8 @@
 """BERT (arXiv:1810.04805)."""
 
+from collections.abc import Sequence
+from typing import Literal
+
 from jaxformer.config import (
     Activation,
     AttentionConfig,
@@ -13,11 +16,12 @@ from jaxformer.config import (
     NormalInit,
     NormConfig,
     PoolerConfig,
+    Problem,
     SpecialIds,
     StackConfig,
     TransformConfig,
 )
-from jaxformer.models.builders import attention_sizes, builder
+from jaxformer.models.builders import attention_sizes, builder, class_head
 from jaxformer.models.presets import Preset, ZooRow
 
 _POSITION = Learned(max_length=512)
@@ -34,9 +38,13 @@ def bert(
     vocab_size: int = 30_522,
     num_kv_heads: int | None = None,
     head_dim: int | None = None,
-    masked_lm: bool = True,
+    masked_lm: bool | None = None,
     pooled: bool = False,
     num_classes: int | None = None,
+    num_tags: int | None = None,
+    labels: Sequence[str] = (),
+    problem: Problem = "single_label",
+    pooling: Literal["first", "mean"] = "first",
     position: Learned = _POSITION,
     context_length: int | None = None,
     num_types: int = 2,
@@ -53,8 +61,8 @@ def bert(
     """Post-norm, learned positions, exact GELU, biases everywhere, normalised embeddings.
 
     Args:
-      masked_lm: whether the model has a masked-LM head.
-      pooled: whether the model has a pooler; `num_classes` implies one.
+      pooled: whether the model has a pooler without classes, for sentence vectors.
+      pooling: the tokens that the pooler reads; published models read the first.
       head_activation: defaults to `activation`.
       classifier_dropout: defaults to `dropout`.
     """
@@ -74,11 +82,10 @@ def bert(
     head = HeadConfig(
         tied=tied, bias=True, transform=TransformConfig(activation=head_activation or activation, norm=norm)
     )
-    pooler = PoolerConfig(
-        transform=TransformConfig(activation=pooler_activation),
-        num_classes=num_classes,
-        dropout=dropout if classifier_dropout is None else classifier_dropout,
-    )
+    rate = {"dropout": dropout if classifier_dropout is None else classifier_dropout}
+    vector = {"pooling": pooling, "transform": TransformConfig(activation=pooler_activation), **rate}
+    classifier = class_head(num_classes, num_tags, labels, problem, classes=vector, tags=rate)
+    has_head = classifier is None if masked_lm is None else masked_lm
     if context_length is not None:
         position = position.replace(max_length=context_length)
     return ModelConfig(
@@ -86,8 +93,8 @@ def bert(
         embed_dim=embed_dim,
         embedding=EmbeddingConfig(position=position, num_types=num_types, norm=norm, dropout=dropout),
         encoder=StackConfig(num_layers=num_layers, pattern=(block,)),
-        head=head if masked_lm else None,
-        pooler=pooler if pooled or num_classes else None,
+        head=head if has_head else None,
+        pooler=PoolerConfig(**vector) if classifier is None and pooled else classifier,
         special=special,
         init=InitConfig(kernel=NormalInit(stddev=0.02), embedding=NormalInit(stddev=0.02)),
     )

@@ -11,15 +11,19 @@ A parameter has the same name and meaning in every builder that takes it:
 * `context_length`: maximum sequence length in tokens. None: no limit, or that of `position`.
 * `tied`: whether the token embeddings are also the output projection. `special`: ids of special tokens.
 * `dropout`: rate after the embeddings and each sub-layer. `attention_dropout`: rate of the attention probabilities.
+* `num_classes`: build a classifier of texts with this many classes. `num_tags`: build a classifier of tokens, a tagger.
+  Neither has logits over the vocabulary, unless `masked_lm` is true. `labels`: names of the classes or tags; by default
+  those of the training data. `problem`: kind of classification. `classifier_dropout`: rate before the classifier.
+* `masked_lm`: whether an encoder has a masked-LM head; by default it has one unless it is a classifier or a tagger.
 """
 
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jaxformer.config import ModelConfig
+from jaxformer.config import ModelConfig, PoolerConfig, Problem, TransformConfig
 from jaxformer.errors import UserError
 
 Builder = Callable[..., ModelConfig]
@@ -58,6 +62,58 @@ def attention_sizes(
             )
         head_dim = embed_dim // num_heads
     return {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+
+
+def class_head(
+    num_classes: int | None,
+    num_tags: int | None,
+    labels: Sequence[str],
+    problem: Problem,
+    *,
+    classes: Mapping[str, Any],
+    tags: Mapping[str, Any],
+) -> PoolerConfig | None:
+    """The head of a classifier or tagger; None if the model is neither.
+
+    Args:
+      classes, tags: the fields of `PoolerConfig` that the family sets for a classifier and for a tagger.
+    """
+    if num_classes is not None and num_tags is not None:
+        raise UserError(f"num_classes={num_classes} and num_tags={num_tags}: set only one, a model has one class head")
+    if num_tags is not None:
+        return PoolerConfig(pooling="none", num_classes=num_tags, labels=tuple(labels), problem=problem, **tags)
+    if num_classes is not None:
+        return PoolerConfig(num_classes=num_classes, labels=tuple(labels), problem=problem, **classes)
+    if labels:
+        raise UserError(f"labels={list(labels)} without classes: set num_classes or num_tags")
+    return None
+
+
+def decoder_class_head(
+    num_classes: int | None, num_tags: int | None, labels: Sequence[str], problem: Problem, dropout: float | None
+) -> PoolerConfig | None:
+    """The head of a decoder that classifies by its last token, or tags its tokens; None if the model does neither.
+
+    Args:
+      dropout: None means 0.0 for a classifier and 0.1 for a tagger, the defaults of transformers.
+    """
+    return class_head(
+        num_classes,
+        num_tags,
+        labels,
+        problem,
+        classes={"pooling": "last", "bias": False, "dropout": dropout or 0.0},
+        tags={"dropout": 0.1 if dropout is None else dropout},
+    )
+
+
+def source_class_head(
+    num_classes: int | None, labels: Sequence[str], problem: Problem, dropout: float
+) -> PoolerConfig | None:
+    """The head of an encoder-decoder that classifies by the last token of its decoder; None if it does not classify."""
+    dense = TransformConfig(activation="tanh")
+    classes = {"pooling": "last", "transform": dense, "dropout": dropout}
+    return class_head(num_classes, None, labels, problem, classes=classes, tags={})
 
 
 def _with_current_names(name: str, options: dict[str, Any]) -> dict[str, Any]:

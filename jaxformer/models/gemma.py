@@ -13,11 +13,12 @@ from jaxformer.config import (
     MlpConfig,
     ModelConfig,
     NormConfig,
+    Problem,
     Rope,
     SpecialIds,
 )
 from jaxformer.errors import UserError
-from jaxformer.models.builders import attention_sizes, builder
+from jaxformer.models.builders import attention_sizes, builder, decoder_class_head
 from jaxformer.models.presets import Preset, ZooRow
 from jaxformer.models.stacks import stack
 
@@ -36,6 +37,10 @@ def gemma(
     vocab_size: int = 256_000,
     num_kv_heads: int | None = None,
     head_dim: int | None = 256,
+    num_classes: int | None = None,
+    num_tags: int | None = None,
+    labels: Sequence[str] = (),
+    problem: Problem = "single_label",
     rope: Rope = _ROPE,
     local_rope: Rope | None = None,
     window: int | None = None,
@@ -54,6 +59,7 @@ def gemma(
     special: SpecialIds = _SPECIAL,
     dropout: float = 0.0,
     attention_dropout: float = 0.0,
+    classifier_dropout: float | None = None,
 ) -> ModelConfig:
     """RMSNorm that stores `scale - 1`, scaled embeddings, gated GELU, `head_dim` independent of `embed_dim`.
 
@@ -62,6 +68,7 @@ def gemma(
       local_rope: rotary positions of the local layers; default to those of the global layers.
       local: for each layer, whether it uses `window` and `local_rope`; by default no layer does.
       query_scalar: attention logits are divided by its square root; defaults to `head_dim`.
+      classifier_dropout: defaults to 0.1 for tags; classes have none by default.
     """
     local = [False] * num_layers if local is None else local
     if len(local) != num_layers:
@@ -88,12 +95,14 @@ def gemma(
             dropout=dropout,
         )
 
+    classifier = decoder_class_head(num_classes, num_tags, labels, problem, classifier_dropout)
     return ModelConfig(
         vocab_size=vocab_size,
         embed_dim=embed_dim,
         embedding=EmbeddingConfig(scale=True, dropout=dropout),
         decoder=stack([block(is_local) for is_local in local], final_norm=norm),
-        head=HeadConfig(tied=tied, softcap=head_softcap),
+        head=HeadConfig(tied=tied, softcap=head_softcap) if classifier is None else None,
+        pooler=classifier,
         context_length=context_length,
         special=special,
     )

@@ -1,5 +1,7 @@
 """GPT-2 (Radford et al. 2019, "Language Models are Unsupervised Multitask Learners")."""
 
+from collections.abc import Sequence
+
 from jaxformer.config import (
     Activation,
     AttentionConfig,
@@ -11,10 +13,11 @@ from jaxformer.config import (
     MlpConfig,
     ModelConfig,
     NormConfig,
+    Problem,
     SpecialIds,
     StackConfig,
 )
-from jaxformer.models.builders import attention_sizes, builder
+from jaxformer.models.builders import attention_sizes, builder, decoder_class_head
 from jaxformer.models.presets import Preset, ZooRow
 
 _SPECIAL = SpecialIds()
@@ -30,6 +33,10 @@ def gpt2(
     vocab_size: int = 50_257,
     num_kv_heads: int | None = None,
     head_dim: int | None = None,
+    num_classes: int | None = None,
+    num_tags: int | None = None,
+    labels: Sequence[str] = (),
+    problem: Problem = "single_label",
     context_length: int = 1024,
     activation: Activation = "gelu_tanh",
     eps: float = 1e-5,
@@ -39,6 +46,7 @@ def gpt2(
     dropout: float = 0.0,
     attention_dropout: float | None = None,
     embedding_dropout: float | None = None,
+    classifier_dropout: float | None = None,
 ) -> ModelConfig:
     """Pre-norm, learned positions, biases everywhere, tanh GELU, tied output, depth-scaled initialisation.
 
@@ -46,6 +54,7 @@ def gpt2(
       mlp_dim: defaults to 4 * embed_dim.
       scale: multiplies the attention logits; defaults to head_dim ** -0.5.
       attention_dropout, embedding_dropout: default to `dropout`.
+      classifier_dropout: defaults to 0.1 for tags; classes have none by default.
     """
     norm = NormConfig(kind="layer", eps=eps)
     block = BlockConfig(
@@ -62,6 +71,7 @@ def gpt2(
         placement="pre",
         dropout=dropout,
     )
+    classifier = decoder_class_head(num_classes, num_tags, labels, problem, classifier_dropout)
     return ModelConfig(
         vocab_size=vocab_size,
         embed_dim=embed_dim,
@@ -70,7 +80,8 @@ def gpt2(
             dropout=dropout if embedding_dropout is None else embedding_dropout,
         ),
         decoder=StackConfig(num_layers=num_layers, pattern=(block,), final_norm=norm),
-        head=HeadConfig(tied=tied),
+        head=HeadConfig(tied=tied) if classifier is None else None,
+        pooler=classifier,
         special=special,
         init=InitConfig(depth_scaled_output=True),
     )

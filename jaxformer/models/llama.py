@@ -15,11 +15,12 @@ from jaxformer.config import (
     MoeConfig,
     NormalInit,
     NormConfig,
+    Problem,
     Rope,
     SpecialIds,
 )
 from jaxformer.errors import UserError
-from jaxformer.models.builders import attention_sizes, builder
+from jaxformer.models.builders import attention_sizes, builder, decoder_class_head
 from jaxformer.models.presets import Preset, ZooRow
 from jaxformer.models.stacks import stack
 
@@ -38,6 +39,10 @@ def llama(
     moe: MoeConfig | None = None,
     num_kv_heads: int | None = None,
     head_dim: int | None = None,
+    num_classes: int | None = None,
+    num_tags: int | None = None,
+    labels: Sequence[str] = (),
+    problem: Problem = "single_label",
     rope: Rope = _ROPE,
     window: int | None = None,
     local: Sequence[bool] | None = None,
@@ -52,12 +57,14 @@ def llama(
     special: SpecialIds = _SPECIAL,
     dropout: float = 0.0,
     attention_dropout: float = 0.0,
+    classifier_dropout: float | None = None,
 ) -> ModelConfig:
     """Pre-norm RMSNorm, rotary positions, gated SiLU, grouped-query attention, no biases.
 
     Args:
       mlp_dim: width of the MLPs; omit it if `moe` replaces them.
       local: for each layer, whether it uses `window`; by default every layer does.
+      classifier_dropout: defaults to 0.1 for tags; classes have none by default.
     """
     if (mlp_dim is None) == (moe is None):
         raise UserError(f"mlp_dim={mlp_dim} and moe={moe}: set exactly one of them")
@@ -85,12 +92,14 @@ def llama(
         )
 
     windows = [window if is_local else None for is_local in local or [True] * num_layers]
+    classifier = decoder_class_head(num_classes, num_tags, labels, problem, classifier_dropout)
     return ModelConfig(
         vocab_size=vocab_size,
         embed_dim=embed_dim,
         embedding=EmbeddingConfig(dropout=dropout),
         decoder=stack([block(window) for window in windows], final_norm=norm),
-        head=HeadConfig(tied=tied),
+        head=HeadConfig(tied=tied) if classifier is None else None,
+        pooler=classifier,
         context_length=context_length,
         special=special,
         init=InitConfig(kernel=NormalInit(stddev=0.02), depth_scaled_output=True),

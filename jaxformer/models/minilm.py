@@ -7,7 +7,7 @@ from jaxformer.models.presets import Preset, ZooRow
 
 
 @builder(extends=bert)
-def minilm(*, masked_lm: bool = False, pooled: bool = True, **options) -> ModelConfig:
+def minilm(*, masked_lm: bool | None = False, pooled: bool = True, **options) -> ModelConfig:
     """Build a `bert` with a pooler in place of the masked-LM head.
 
     A sentence embedding is the mean of the hidden states; the pooler is published with the weights but is not used.

@@ -15,12 +15,13 @@ from jaxformer.config import (
     NormalInit,
     NormConfig,
     PoolerConfig,
+    Problem,
     Rope,
     SpecialIds,
     TransformConfig,
 )
 from jaxformer.errors import UserError
-from jaxformer.models.builders import attention_sizes, builder
+from jaxformer.models.builders import attention_sizes, builder, class_head
 from jaxformer.models.presets import Preset, ZooRow
 from jaxformer.models.stacks import stack
 
@@ -39,9 +40,12 @@ def modernbert(
     vocab_size: int = 50_368,
     num_kv_heads: int | None = None,
     head_dim: int | None = None,
-    masked_lm: bool = True,
+    masked_lm: bool | None = None,
     pooled: bool = False,
     num_classes: int | None = None,
+    num_tags: int | None = None,
+    labels: Sequence[str] = (),
+    problem: Problem = "single_label",
     pooling: Literal["first", "mean"] = "first",
     rope: Rope = _ROPE,
     local_rope: Rope = _LOCAL_ROPE,
@@ -65,8 +69,8 @@ def modernbert(
     """Pre-norm LayerNorm, rotary positions, gated exact GELU, no biases, two local layers for each global layer.
 
     Args:
-      masked_lm: whether the model has a masked-LM head.
-      pooled: whether the model has a pooler; `num_classes` implies one.
+      pooled: whether the model has a pooler without classes, for sentence vectors.
+      pooling: the tokens that the pooler reads.
       window: 65 means the token itself and 64 tokens on each side, published as `local_attention` = 128.
       local: for each layer, whether it uses `window` and `local_rope`; by default all but every third layer do.
       transform_activation, transform_bias: of the dense layer between the hidden states and the head or classifier.
@@ -93,14 +97,17 @@ def modernbert(
         )
 
     transform = TransformConfig(activation=transform_activation, bias=transform_bias, norm=norm)
-    pooler = PoolerConfig(pooling=pooling, transform=transform, num_classes=num_classes, dropout=classifier_dropout)
+    tags = {"transform": transform, "dropout": classifier_dropout}
+    vector = {"pooling": pooling, **tags}
+    classifier = class_head(num_classes, num_tags, labels, problem, classes=vector, tags=tags)
+    has_head = classifier is None if masked_lm is None else masked_lm
     return ModelConfig(
         vocab_size=vocab_size,
         embed_dim=embed_dim,
         embedding=EmbeddingConfig(norm=norm, dropout=dropout),
         encoder=stack([block(layer) for layer in range(num_layers)], final_norm=norm),
-        head=HeadConfig(tied=tied, bias=head_bias, transform=transform) if masked_lm else None,
-        pooler=pooler if pooled or num_classes else None,
+        head=HeadConfig(tied=tied, bias=head_bias, transform=transform) if has_head else None,
+        pooler=PoolerConfig(**vector) if classifier is None and pooled else classifier,
         context_length=context_length,
         special=special,
         init=InitConfig(kernel=NormalInit(stddev=0.02), depth_scaled_output=True),

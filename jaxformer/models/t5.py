@@ -2,8 +2,11 @@
 
 v1.1 is described in github.com/google-research/text-to-text-transfer-transformer, released_checkpoints.md.
 
-Deviation: T5 also applies dropout inside the MLPs and after the final norm of each stack.
+Deviation: T5 also applies dropout inside the MLPs, after the final norm of each stack and before the dense layer of a
+classifier.
 """
+
+from collections.abc import Sequence
 
 from jaxformer.config import (
     Activation,
@@ -18,10 +21,11 @@ from jaxformer.config import (
     ModelConfig,
     NormalInit,
     NormConfig,
+    Problem,
     SpecialIds,
     StackConfig,
 )
-from jaxformer.models.builders import attention_sizes, builder
+from jaxformer.models.builders import attention_sizes, builder, source_class_head
 from jaxformer.models.presets import Preset, ZooRow
 
 _BUCKETS = BucketBias(num_buckets=32, max_distance=128)
@@ -42,6 +46,9 @@ def t5(
     num_decoder_layers: int | None = None,
     num_decoder_heads: int | None = None,
     decoder_mlp_dim: int | None = None,
+    num_classes: int | None = None,
+    labels: Sequence[str] = (),
+    problem: Problem = "single_label",
     relative_bias: BucketBias = _BUCKETS,
     activation: Activation = "relu",
     gated: bool = False,
@@ -52,8 +59,11 @@ def t5(
     special: SpecialIds = _SPECIAL,
     dropout: float = 0.1,
     attention_dropout: float | None = None,
+    classifier_dropout: float = 0.0,
 ) -> ModelConfig:
     """Pre-norm RMSNorm, no biases, unscaled attention logits with a learned bias per distance bucket.
+
+    A classifier reads the text in the encoder and again in the decoder, whose last token it pools.
 
     Args:
       attention_dropout: defaults to `dropout`.
@@ -83,6 +93,7 @@ def t5(
     def stack(block: BlockConfig, depth: int) -> StackConfig:
         return StackConfig(num_layers=depth, pattern=(block,), final_norm=norm, relative_bias=relative_bias)
 
+    classifier = source_class_head(num_classes, labels, problem, classifier_dropout)
     return ModelConfig(
         vocab_size=vocab_size,
         source_vocab_size=source_vocab_size,
@@ -90,7 +101,8 @@ def t5(
         embedding=EmbeddingConfig(dropout=dropout),
         encoder=stack(encoder, num_layers),
         decoder=stack(decoder, num_decoder_layers or num_layers),
-        head=HeadConfig(tied=tied, scale=head_scale),
+        head=HeadConfig(tied=tied, scale=head_scale) if classifier is None else None,
+        pooler=classifier,
         context_length=context_length,
         special=special,
         init=InitConfig(kernel=FanInInit(scale=1.0), embedding=NormalInit(stddev=1.0), scaled_queries=True),

@@ -7,11 +7,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxformer.config import ModelConfig
+from jaxformer.convert.heads import head_kind
 from jaxformer.convert.sample import VOCAB, Sample
 from jaxformer.decode.scoring import forward
 from jaxformer.exchange import export_run, import_run
 from jaxformer.run import Run, load
-from jaxformer.typing import tokens_from_ids
+from jaxformer.typing import Tokens, tokens_from_ids
 
 ROWS, LENGTH, TARGETS = 3, 24, 14
 
@@ -54,29 +56,53 @@ def measure(sample: Sample) -> Parity:
 
 
 def outputs(run: Run, model: Any, batch: ParityBatch) -> tuple[np.ndarray, np.ndarray]:
-    """Outputs of jaxformer and of transformers at every real position.
+    """Outputs of jaxformer and of transformers, at every real position unless they are those of a whole text.
 
-    They are token logits, class logits, or the hidden states of a model without a head."""
+    They are token logits, class logits of texts or tokens, or the hidden states of a model without a head."""
+    kind, real = head_kind(run.config.model), batch.mask.astype(bool)
+    if kind == "classes":
+        ids = classifier_ids(run.config.model, batch.ids, batch.mask)
+        theirs = _call(model, input_ids=ids, attention_mask=batch.mask).logits
+        return np.asarray(_apply(run, "pool", *classifier_tokens(run.config.model, ids, batch.mask))), theirs.numpy()
+    if run.config.model.shape == "encoder-decoder":
+        result = _call(model, input_ids=batch.ids, attention_mask=batch.mask, decoder_input_ids=batch.targets)
+        ours = forward(run, batch.targets, batch.ids, inputs_mask=batch.mask)
+        return np.asarray(ours).reshape(-1, VOCAB), result.logits.numpy().reshape(-1, VOCAB)
+    result = _call(model, input_ids=batch.ids, attention_mask=batch.mask)
+    theirs = result.last_hidden_state if kind == "none" else result.logits
+    method = {"tags": "pool", "vocabulary": "__call__", "none": "hidden"}[kind]
+    ours = _apply(run, method, tokens_from_ids(batch.ids, batch.mask))
+    return np.asarray(ours)[real], theirs.numpy()[real]
+
+
+def classifier_ids(model: ModelConfig, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """The texts with pad as padding; those of an encoder-decoder also end with eos.
+
+    transformers pools the last token that is not pad in a decoder, and the last eos in an encoder-decoder."""
+    ids = ids.copy() if model.special.pad is None else np.where(mask, ids, model.special.pad)
+    if model.shape == "encoder-decoder":
+        last = ids.shape[1] - 1 - mask[:, ::-1].argmax(axis=1)
+        ids[np.arange(len(ids)), last] = model.special.eos[0]
+    return ids
+
+
+def classifier_tokens(model: ModelConfig, ids: np.ndarray, mask: np.ndarray) -> tuple[Tokens, Tokens | None]:
+    """The arguments of `Transformer.pool`; the decoder of an encoder-decoder reads the source shifted by one."""
+    if model.shape != "encoder-decoder":
+        return tokens_from_ids(ids, mask), None
+    shifted = np.concatenate([np.full((len(ids), 1), model.special.decoder_start), ids[:, :-1]], axis=1)
+    return tokens_from_ids(shifted, mask), tokens_from_ids(ids, mask)
+
+
+def _call(model: Any, **arrays: np.ndarray) -> Any:
     import torch
 
-    ids, mask, targets = (torch.tensor(part) for part in batch)
     with torch.no_grad():
-        if run.config.model.shape == "encoder-decoder":
-            theirs = model(input_ids=ids, attention_mask=mask, decoder_input_ids=targets).logits
-            ours = forward(run, batch.targets, batch.ids, inputs_mask=batch.mask)
-            return np.asarray(ours).reshape(-1, VOCAB), theirs.numpy().reshape(-1, VOCAB)
-        result = model(input_ids=ids, attention_mask=mask)
-    tokens = tokens_from_ids(batch.ids, batch.mask)
-    real = batch.mask.astype(bool)
-    if run.config.model.pooler is not None and run.config.model.pooler.num_classes is not None:
-        return np.asarray(_apply(run, tokens, "pool")), result.logits.numpy()
-    if run.config.model.head is None:
-        return np.asarray(_apply(run, tokens, "hidden"))[real], result.last_hidden_state.numpy()[real]
-    return np.asarray(_apply(run, tokens, "__call__"))[real], result.logits.numpy()[real]
+        return model(**{name: torch.tensor(array) for name, array in arrays.items()})
 
 
-def _apply(run: Run, tokens: Any, method: str) -> jax.Array:
-    return jax.jit(lambda params: run.model.apply({"params": params}, tokens, method=method))(run.params)
+def _apply(run: Run, method: str, *arguments: Tokens | None) -> jax.Array:
+    return jax.jit(lambda params: run.model.apply({"params": params}, *arguments, method=method))(run.params)
 
 
 def _divergence(ours: np.ndarray, theirs: np.ndarray) -> float | None:
