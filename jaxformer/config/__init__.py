@@ -51,6 +51,7 @@ from jaxformer.config.model import (
     NormalInit as NormalInit,
     NormConfig as NormConfig,
     PoolerConfig as PoolerConfig,
+    Problem as Problem,
     RecurrentConfig as RecurrentConfig,
     Rope as Rope,
     RopeScaling as RopeScaling,

@@ -1,9 +1,11 @@
 """The zoo table. Parity is recorded by `jaxformer zoo --measure`, so that printing the table does not need torch."""
 
+import inspect
 import json
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from rich.box import SIMPLE_HEAD
@@ -11,11 +13,11 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from jaxformer.config import OBJECTIVE_CONFIGS
+from jaxformer.config import OBJECTIVE_CONFIGS, HeadConfig, ModelConfig, ObjectiveConfig, PoolerConfig
 from jaxformer.convert import SAMPLES
 from jaxformer.errors import UserError
 from jaxformer.models import FAMILIES
-from jaxformer.models.presets import Preset
+from jaxformer.models.presets import Preset, ZooRow
 
 RECORD = Path(__file__).parent / "record.json"
 HEADINGS = (
@@ -37,15 +39,30 @@ class Row(NamedTuple):
     presets: Mapping[str, Preset]
     samples: tuple[str, ...]
     """Names of the sample models; empty if transformers does not have the architecture."""
+    options: frozenset[str]
+    """Parameters of the family's builders, such as `num_classes` if they can build a classifier."""
 
 
 def rows() -> list[Row]:
     """All rows, derived from the registries of families and of sample models."""
-    declared = (row for family in FAMILIES.values() for row in family.ZOO_ROWS)
     return [
-        Row(row.title, row.presets, tuple(name for name, sample in SAMPLES.items() if sample.preset in row.presets))
-        for row in declared
+        Row(row.title, row.presets, _sample_names(row), options)
+        for family in FAMILIES.values()
+        for options in [_builder_options(family)]
+        for row in family.ZOO_ROWS
     ]
+
+
+def _sample_names(row: ZooRow) -> tuple[str, ...]:
+    return tuple(name for name, sample in SAMPLES.items() if sample.preset in row.presets)
+
+
+def _builder_options(family: ModuleType) -> frozenset[str]:
+    """Names of the parameters that all public builders of a family have."""
+    functions = inspect.getmembers(family, inspect.isfunction)
+    own = [inspect.signature(f) for name, f in functions if f.__module__ == family.__name__ and name[0] != "_"]
+    builders = [set(signature.parameters) for signature in own if signature.return_annotation is ModelConfig]
+    return frozenset(set.intersection(*builders))
 
 
 def show(console: Console) -> None:
@@ -90,11 +107,35 @@ def _cells() -> list[tuple[str, ...]]:
     return [_row_cells(row, parity) for row in rows()]
 
 
+def objectives(row: Row) -> list[str]:
+    """Names of the objectives that can train a model of this row."""
+    model = next(iter(row.presets.values())).build()
+    models = [model]
+    if "masked_lm" in row.options:
+        models.append(model.replace(head=HeadConfig()))
+    if "num_classes" in row.options:
+        models.append(model.replace(pooler=PoolerConfig(pooling="last", num_classes=2)))
+    if "num_tags" in row.options:
+        models.append(model.replace(pooler=PoolerConfig(pooling="none", num_classes=2)))
+    return [
+        config.model_fields["kind"].default
+        for config in OBJECTIVE_CONFIGS
+        if any(_can_train(config, each) for each in models)
+    ]
+
+
+def _can_train(config: type[ObjectiveConfig], model: ModelConfig) -> bool:
+    try:
+        config.model_construct().check_model(model)  # lengths, which some objectives require, do not matter here
+    except ValueError:
+        return False
+    return True
+
+
 def _row_cells(row: Row, parity: dict[str, Any]) -> tuple[str, ...]:
     shape = next(iter(row.presets.values())).build().shape
     measured = [parity[name] for name in row.samples if name in parity]
     divergences = [result["kl"] for result in measured if result["kl"] is not None]
-    objectives = [config.model_fields["kind"].default for config in OBJECTIVE_CONFIGS if shape in config.shapes]
     return (
         row.title,
         shape,
@@ -103,7 +144,7 @@ def _row_cells(row: Row, parity: dict[str, Any]) -> tuple[str, ...]:
         f"{max(result['max_delta'] for result in measured):.0e}" if measured else "-",
         f"{max(divergences):.0e}" if divergences else "-",
         ", ".join(dict.fromkeys(SAMPLES[name].model_type for name in row.samples)) or "-",
-        ", ".join(objectives) or "-",
+        ", ".join(objectives(row)) or "-",
     )
 
 
