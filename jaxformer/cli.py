@@ -187,7 +187,12 @@ def _add_bench_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--config",
         metavar="CONFIG",
-        help="a Python file that defines config(); required for data; default for train: a small built-in config",
+        help="a Python file that defines config(); default for train: a small built-in config",
+    )
+    sub.add_argument(
+        "--objective",
+        metavar="KIND",
+        help="for data, instead of --config: an objective to measure with a small built-in config, such as masked",
     )
     sub.add_argument(
         "--repeats",
@@ -359,10 +364,13 @@ def _bench(args: argparse.Namespace) -> None:
     if args.repeats < 1:
         raise UserError(f"--repeats {args.repeats}: must be at least 1")
     case = {name: getattr(args, name) for name in CASE if getattr(args, name) is not None}
+    if args.objective is not None and args.what != "data":
+        raise UserError("--objective applies to bench data only")
     if args.what != "decode":
         if case:
             raise UserError(f"--{next(iter(case))} applies to bench decode only")
-        print((bench_train if args.what == "train" else bench_data)(args.config, args.overrides, args.repeats))
+        common = (args.config, args.overrides, args.repeats)
+        print(bench_train(*common) if args.what == "train" else bench_data(*common, args.objective))
         return
     if args.config is not None or args.overrides:
         raise UserError("bench decode takes no config: use --preset, --batch, --prompt, --new, --beams, --weights")

@@ -57,19 +57,28 @@ class TrainBench:
 
 
 def random_batch(config: RunConfig) -> Batch:
-    """Random tokens, with two packed documents per row and no padding."""
-    rng = np.random.default_rng(0)
+    """Random tokens, with two packed documents per row and no padding; one document per row if rows have labels."""
+    rng, model, layout = np.random.default_rng(0), config.model, config.batch_layout
+    rows, predicts_tokens = config.data.batch_size, config.data.objective.head == "vocabulary"
 
     def tokens(length: int, vocab_size: int) -> Tokens:
-        shape = (config.data.batch_size, length)
-        segments = np.where(np.arange(length) < length // 2, 1, 2).astype(np.int32)
+        shape, first = (rows, length), length if layout.num_labels else length // 2
+        segments = np.where(np.arange(length) < first, 1, 2).astype(np.int32)
         return packed_tokens(rng.integers(0, vocab_size, shape, dtype=np.int32), np.broadcast_to(segments, shape))
 
-    model, (length, source_length, *_) = config.model, config.batch_layout
-    target = tokens(length, model.vocab_size)
-    weights = np.ones((config.data.batch_size, length), np.float32)
-    source = tokens(source_length, model.encoder_vocab_size) if source_length else None
-    return Batch(target, np.roll(target.ids, -1, axis=1), weights, source)
+    def integers(limit: int, *shape: int) -> np.ndarray:
+        return rng.integers(0, limit, (rows, *shape), dtype=np.int32)
+
+    target = tokens(layout.length, model.vocab_size)
+    source = tokens(layout.source_length, model.encoder_vocab_size) if layout.source_length else None
+    if layout.has_types:
+        target = target._replace(types=np.zeros_like(target.ids))
+    if layout.num_labels:
+        labels = integers(2, layout.num_labels).astype(np.float32) if layout.float_labels else integers(2)
+        return Batch(target, weights=np.ones(rows, np.float32), source=source, labels=labels)
+    targets = integers(model.vocab_size if predicts_tokens else model.pooler.num_classes, layout.loss_length)
+    predicted = integers(layout.length, layout.num_predictions) if layout.num_predictions else None
+    return Batch(target, targets, np.ones(targets.shape, np.float32), source, predicted=predicted)
 
 
 def bench_train(config_file: str | None, overrides: Sequence[str], repeats: int) -> str:
