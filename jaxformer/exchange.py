@@ -7,11 +7,12 @@ from typing import Any
 import jax
 
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.config import ModelConfig, SpecialIds
+from jaxformer.config import ModelConfig, RunConfig, SpecialIds
 from jaxformer.convert.directory import HuggingFaceDirectory
 from jaxformer.convert.export import export_model
 from jaxformer.convert.format import Format
 from jaxformer.convert.generation import GENERATION_FILE, write_generation_fields
+from jaxformer.convert.heads import head_kind
 from jaxformer.convert.hub import local_directory
 from jaxformer.convert.weights import DTYPES, MAX_FILE_BYTES
 from jaxformer.data.tokenizer import HuggingFace, Tokenizer, check_vocabulary, huggingface_files
@@ -64,14 +65,14 @@ def export_run(
     others = {} if dtype else {name: known[other] for name, other in origin.get("other_dtypes", {}).items()}
     dtype, model_type = dtype or origin.get("dtype", "float32"), model_type or origin.get("model_type")
     run = load(path, step=step)
-    model = (
-        run.config.model if origin or run.tokenizer is None else _with_tokenizer_ids(run.config.model, run.tokenizer)
-    )
+    model, untrained = _with_trained_head(run.config)
+    if not origin and run.tokenizer is not None:
+        model = _with_tokenizer_ids(model, run.tokenizer)
     with new_directory(target) as partial:
         format = export_model(
             partial,
             model,
-            run.params,
+            {name: value for name, value in run.params.items() if name not in untrained},
             known[dtype],
             dtypes=others,
             model_type=model_type,
@@ -79,12 +80,24 @@ def export_run(
         )
         if run.tokenizer is not None:
             check_vocabulary(run.tokenizer, model)
-            for name, content in huggingface_files(run.tokenizer, model.shape).items():
+            classifies = head_kind(model) in ("classes", "tags")
+            files = huggingface_files(run.tokenizer, model.shape, classifies, model.embedding.num_types > 1)
+            for name, content in files.items():
                 (partial / name).write_bytes(content)
         if run.generation is not None:
             write_json(partial / GENERATION_FILE, write_generation_fields(run.generation.fields, model))
-    note = _tokenizer_note(format, run.tokenizer)
+    note = f", without model.{untrained[0]}, which the objective did not train" if untrained else ""
+    note += _tokenizer_note(format, run.tokenizer)
     return f"step {run.step} exported as {format.model_type} in {dtype} to {target}{note}"
+
+
+def _with_trained_head(config: RunConfig) -> tuple[ModelConfig, tuple[str, ...]]:
+    """The model with one head, and the names of heads left out: Hugging Face models have one head each."""
+    model = config.model
+    if model.head is None or model.pooler is None or config.data is None:
+        return model, ()
+    untrained = "pooler" if config.data.objective.head == "vocabulary" else "head"
+    return model.replace(**{untrained: None}), (untrained,)
 
 
 def _with_tokenizer_ids(model: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:

@@ -90,7 +90,8 @@ def classifier_tokens(model: ModelConfig, ids: np.ndarray, mask: np.ndarray) -> 
     """The arguments of `Transformer.pool`; the decoder of an encoder-decoder reads the source shifted by one."""
     if model.shape != "encoder-decoder":
         return tokens_from_ids(ids, mask), None
-    shifted = np.concatenate([np.full((len(ids), 1), model.special.decoder_start), ids[:, :-1]], axis=1)
+    shifted = np.roll(ids, 1, axis=1)
+    shifted[np.arange(len(ids)), mask.argmax(axis=1)] = model.special.decoder_start
     return tokens_from_ids(shifted, mask), tokens_from_ids(ids, mask)
 
 

@@ -112,10 +112,35 @@ def test_transformers_loads_exported_tokenizers(tmp_path, name, shape, model_typ
         (tmp_path / file).write_bytes(content)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
     theirs, ours = AutoTokenizer.from_pretrained(tmp_path), ALL[name]
-    expected = (ours.encode_prompt if shape == "decoder-only" else ours.encode_source)(AWKWARD)
+    expected = {
+        "decoder-only": ours.encode_prompt,
+        "encoder-decoder": ours.encode_source,
+        "encoder-only": lambda texts: [typed.ids for typed in ours.encode_sequence(texts)],
+    }[shape](AWKWARD)
     assert theirs(AWKWARD)["input_ids"] == expected
     assert [theirs.decode(ids, skip_special_tokens=True) for ids in expected] == [ours.decode(ids) for ids in expected]
     assert (theirs.pad_token_id, theirs.bos_token_id, theirs.eos_token_id) == (0, 1, 2)
+
+
+@pytest.mark.parametrize("name", ["bpe", "bytes"])
+@pytest.mark.parametrize(
+    ("shape", "model_type"), [("decoder-only", "llama"), ("encoder-decoder", "bart"), ("encoder-only", "bert")]
+)
+def test_exported_tokenizers_of_classifiers(tmp_path, name, shape, model_type):
+    """Texts and pairs have the ids, and pairs the token types, that the classifier was trained on."""
+    from transformers import AutoTokenizer
+
+    has_types = shape == "encoder-only"
+    for file, content in huggingface_files(ALL[name], shape, classifies=True, has_types=has_types).items():
+        (tmp_path / file).write_bytes(content)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    theirs, pairs = AutoTokenizer.from_pretrained(tmp_path), AWKWARD[::-1]
+    assert theirs(AWKWARD)["input_ids"] == [typed.ids for typed in ALL[name].encode_sequence(AWKWARD)]
+    encoded, expected = theirs(AWKWARD, pairs), ALL[name].encode_sequence(AWKWARD, pairs)
+    assert encoded["input_ids"] == [typed.ids for typed in expected]
+    assert ("token_type_ids" in encoded) == has_types
+    if has_types:
+        assert encoded["token_type_ids"] == [typed.types for typed in expected]
 
 
 def test_hugging_face_files_are_returned_unchanged():

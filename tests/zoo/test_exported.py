@@ -11,17 +11,22 @@ from safetensors.numpy import load_file
 
 from jaxformer.convert import SAMPLES
 from jaxformer.exchange import export_run, import_run
-from jaxformer.zoo.parity import make_batch
+from jaxformer.zoo.parity import classifier_ids, make_batch
 
 
-def outputs(model) -> np.ndarray:
-    ids, mask, targets = (torch.tensor(part) for part in make_batch())
-    decoder = {"decoder_input_ids": targets} if model.config.is_encoder_decoder else {}
+def outputs(model, config) -> np.ndarray:
+    batch = make_batch()
+    ids = batch.ids if config.pooler is None else classifier_ids(config, batch.ids, batch.mask)
+    arrays = {"input_ids": ids, "attention_mask": batch.mask}
+    if config.shape == "encoder-decoder" and config.pooler is None:
+        arrays["decoder_input_ids"] = batch.targets
     with torch.no_grad():
-        return model(input_ids=ids, attention_mask=mask, **decoder)[0].numpy()
+        return model(**{name: torch.tensor(array) for name, array in arrays.items()})[0].numpy()
 
 
-@pytest.mark.parametrize("name", ["mixtral", "bart", "bert classes"])
+@pytest.mark.parametrize(
+    "name", ["mixtral", "bart", "bert classes", "llama classes", "bart classes", "modernbert tags"]
+)
 def test_import_then_export_is_bit_identical(name, pair_of, tmp_path):
     pair = pair_of(name)
     import_run(pair.directory, tmp_path / "run")
@@ -29,7 +34,8 @@ def test_import_then_export_is_bit_identical(name, pair_of, tmp_path):
     kind = getattr(transformers, SAMPLES[name].architecture)
     exported, loading = kind.from_pretrained(tmp_path / "exported", output_loading_info=True)
     assert not any(loading.values()), loading
-    np.testing.assert_array_equal(outputs(exported.eval()), outputs(pair.theirs))
+    assert exported.config.id2label == pair.theirs.config.id2label
+    np.testing.assert_array_equal(outputs(exported.eval(), pair.config), outputs(pair.theirs, pair.config))
     before, after = (load_file(path / "model.safetensors") for path in (pair.directory, tmp_path / "exported"))
     assert set(before) == set(after)
     for tensor, value in before.items():

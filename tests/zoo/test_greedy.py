@@ -41,8 +41,9 @@ def log_probs(logits: torch.Tensor, targets: list[int]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_generating_samples_are_those_with_a_decoder(name, pair_of):
-    assert (name in GENERATING) == (pair_of(name).config.decoder is not None)
+def test_generating_samples_are_those_with_a_decoder_and_a_head(name, pair_of):
+    config = pair_of(name).config
+    assert (name in GENERATING) == (config.decoder is not None and config.head is not None)
 
 
 @pytest.mark.parametrize(

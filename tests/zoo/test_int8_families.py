@@ -30,12 +30,13 @@ def _outputs(model: Transformer, params: Params, tokens: Tokens, source: Tokens 
     """Logits or hidden states, and the output of a pooler."""
     outputs = (model.apply({"params": params}, tokens, source),)
     if model.config.pooler is not None:
-        outputs += (model.apply({"params": params}, tokens, method="pool"),)
+        outputs += (model.apply({"params": params}, tokens, source, method="pool"),)
     return outputs
 
 
 # The other samples differ from these only in the head or in sizes.
-DISTINCT = [name for name in SAMPLES if name not in ("mt5", "minilm") and not name.endswith(" classes")]
+DISTINCT = [name for name in SAMPLES if name not in ("mt5", "minilm") and not name.endswith((" classes", " tags"))]
+HEADS = ("bert classes", "llama tags", "bart classes")
 
 
 # Grouped-query attention, experts, and an encoder-decoder with a relative bias; the others are slow tests.
@@ -44,7 +45,7 @@ QUICK = {"llama", "mixtral", "t5"}
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in (*DISTINCT, "bert classes", *OWN)],
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in (*DISTINCT, *HEADS, *OWN)],
 )
 def test_int8_outputs_are_close_in_every_family(name, pair_of):
     if name in SAMPLES:

@@ -36,24 +36,37 @@ UNKNOWN = "\U0010ffff"  # a noncharacter, which Unicode will never assign
 NEVER = -1e6  # a score below that of any segmentation into normal pieces
 
 
-def huggingface_files(tokenizer: Tokenizer, shape: Shape) -> dict[str, bytes]:
+def huggingface_files(
+    tokenizer: Tokenizer, shape: Shape, classifies: bool = False, has_types: bool = False
+) -> dict[str, bytes]:
     """Return the names and contents of the files, including the tokenizer's own files.
 
-    The exported tokenizer adds bos before the text of a decoder-only model and eos after the text of any other model.
-    The files of a tokenizer from a Hugging Face directory are returned unchanged. A pair of SentencePiece models
-    becomes a MarianTokenizer, the only class of transformers that has two vocabularies."""
+    The exported tokenizer adds bos before the text of a decoder-only model, eos after the text of an encoder-decoder,
+    and both for an encoder-only model. The files of a tokenizer from a Hugging Face directory are returned unchanged. A
+    pair of SentencePiece models becomes a MarianTokenizer, the only class of transformers that has two vocabularies.
+
+    Args:
+      classifies: whether the model classifies texts or tokens, which have bos and eos in models of every shape.
+      has_types: whether the model has different embeddings for the two texts of a pair.
+    """
     if isinstance(tokenizer, HuggingFace | Translation):
         return tokenizer.files()
     if isinstance(tokenizer, TokenizerPair):
         return _pair_files(tokenizer)
     backend = CONVERTERS[type(tokenizer)](tokenizer)
     roles = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
+    if tokenizer.mask_id is not None:
+        roles["mask_token"] = tokenizer.mask_id
     names = {role: backend.id_to_token(id) for role, id in roles.items()}
-    backend.post_processor = _template(backend, names, shape)
+    is_sequence = classifies or shape == "encoder-only"
+    template = _sequence_template(tokenizer, names) if is_sequence else _template(names, shape)
+    special = [(token, backend.token_to_id(token)) for token in {names["bos_token"], names["eos_token"]}]
+    backend.post_processor = processors.TemplateProcessing(*template, special_tokens=special)
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "split_special_tokens": True,  # the text "</s>" is not the eos token
+        "model_input_names": ["input_ids", *(["token_type_ids"] if has_types else []), "attention_mask"],
         **names,
     }
     return tokenizer.files() | {
@@ -62,14 +75,19 @@ def huggingface_files(tokenizer: Tokenizer, shape: Shape) -> dict[str, bytes]:
     }
 
 
-def _template(backend: tokenizers.Tokenizer, names: dict[str, str], shape: Shape) -> processors.TemplateProcessing:
+def _template(names: dict[str, str], shape: Shape) -> tuple[list[str], list[str]]:
+    """The special tokens around a text and around a pair of texts, as in generation."""
     bos, eos = names["bos_token"], names["eos_token"]
     if shape == "decoder-only":
-        single, pair = [bos, "$A"], [bos, "$A", "$B"]
-    else:
-        single, pair = ["$A", eos], ["$A", eos, "$B", eos]
-    special = [(token, backend.token_to_id(token)) for token in {bos, eos}]
-    return processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)
+        return [bos, "$A"], [bos, "$A", "$B"]
+    return ["$A", eos], ["$A", eos, "$B", eos]
+
+
+def _sequence_template(tokenizer: Tokenizer, names: dict[str, str]) -> tuple[list[str], list[str]]:
+    """The same as in `Tokenizer.encode_sequence`, with the token types of a pair."""
+    begin = [] if tokenizer.bos_id == tokenizer.pad_id else [f"{names['bos_token']}:0"]
+    eos = names["eos_token"]
+    return [*begin, "$A:0", f"{eos}:0"], [*begin, "$A:0", f"{eos}:0", "$B:1", f"{eos}:1"]
 
 
 # ---------------------------------------------------------------- two vocabularies
