@@ -1,11 +1,11 @@
 """Contract of all builders: the same parameter names with the same meanings, and widths that divide."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from jaxformer.config import AttentionConfig, ModelConfig, SpecialIds
+from jaxformer.config import AttentionConfig, ModelConfig, Problem, SpecialIds
 from jaxformer.errors import UserError
 from jaxformer.models import FAMILIES
 from jaxformer.models.builders import RENAMED
@@ -50,6 +50,16 @@ WITH_TWO_STACKS = {
     "decoder_mlp_dim": ({int | None}, 28),
     "source_vocab_size": ({int | None}, 83),
 }
+CLASSIFIERS = {name for name, build in BUILDERS.items() if "num_classes" in inspect.signature(build).parameters}
+TAGGERS = {name for name, build in BUILDERS.items() if "num_tags" in inspect.signature(build).parameters}
+CLASSES = {
+    "num_classes": ({int | None}, 3),
+    "labels": ({Sequence[str]}, ("no", "perhaps", "yes")),
+    "problem": ({Problem}, "multi_label"),
+    "classifier_dropout": ({float, float | None}, 0.375),
+}
+TAGS = {name: value for name, value in CLASSES.items() if name not in ("num_classes", "problem")}
+TAGS["num_tags"] = ({int | None}, 3)
 # Required parameters of builders without attention.
 OTHER = {"cell": "lstm", "dim": 16}
 
@@ -84,6 +94,7 @@ def test_signature_lists_all_parameters_by_their_common_names(name):
     groups = [ALL] + [WITH_ATTENTION] * (name in ATTENTION)
     if name in ATTENTION and BUILDERS[name](**values(name, ALL)).shape == "encoder-decoder":
         groups.append(WITH_TWO_STACKS)
+    groups += [CLASSES] * (name in CLASSIFIERS) + [TAGS] * (name in TAGGERS)
     for key, (annotations, _) in {key: value for group in groups for key, value in group.items()}.items():
         assert key in parameters, f"{name} has no {key}"
         assert annotations is None or parameters[key].annotation in annotations, f"annotation of {key} in {name}"
@@ -135,6 +146,36 @@ def test_parameters_of_decoders_have_the_same_meaning(name):
     assert {a.num_heads for a in attentions(model.encoder)} == {4}
     assert {block.mlp.dim for block in model.decoder.blocks} == {28}
     assert {block.mlp.dim for block in model.encoder.blocks} == {20}
+
+
+@pytest.mark.parametrize("name", sorted(CLASSIFIERS))
+def test_parameters_of_classifiers_have_the_same_meaning(name):
+    model = BUILDERS[name](**values(name, ALL, CLASSES))
+    pooler = model.pooler
+    assert (pooler.num_classes, pooler.labels, pooler.problem) == (3, ("no", "perhaps", "yes"), "multi_label")
+    assert pooler.dropout == 0.375
+    assert pooler.pooling == ("first" if model.shape == "encoder-only" else "last")
+    assert pooler.bias == (model.shape != "decoder-only")
+    assert model.head is None
+    with pytest.raises(UserError, match="without classes: set num_classes"):
+        BUILDERS[name](**values(name, ALL) | {"labels": ("no", "yes")})
+
+
+@pytest.mark.parametrize("name", sorted(TAGGERS))
+def test_parameters_of_taggers_have_the_same_meaning(name):
+    model = BUILDERS[name](**values(name, ALL, TAGS))
+    pooler = model.pooler
+    assert (pooler.pooling, pooler.num_classes, pooler.labels) == ("none", 3, ("no", "perhaps", "yes"))
+    assert (pooler.bias, pooler.dropout) == (True, 0.375)
+    assert model.head is None
+    with pytest.raises(UserError, match="num_classes=3 and num_tags=3: set only one"):
+        BUILDERS[name](**values(name, ALL, TAGS, CLASSES))
+
+
+def test_all_families_but_the_oldest_have_class_heads():
+    shapes = {name: build(**values(name, ALL)).shape for name, build in BUILDERS.items()}
+    assert set(BUILDERS) - CLASSIFIERS == {"rnn", "vaswani"}
+    assert {name for name in CLASSIFIERS if shapes[name] == "encoder-decoder"} == CLASSIFIERS - TAGGERS
 
 
 @pytest.mark.parametrize("name", sorted(ATTENTION))

@@ -10,6 +10,7 @@ from jaxformer.models.bart import bart
 from jaxformer.models.bert import bert
 from jaxformer.models.distilbert import distilbert
 from jaxformer.models.gemma import gemma, gemma2, gemma3
+from jaxformer.models.gpt2 import gpt2
 from jaxformer.models.llama import llama
 from jaxformer.models.marian import marian
 from jaxformer.models.modernbert import modernbert
@@ -121,7 +122,9 @@ def test_mlps_and_experts_exclude_each_other():
 
 # ---------------------------------------------------------------- heads of encoders
 def test_bert_with_both_heads_has_the_published_count():
-    assert num_params(bert(**BASE, num_classes=2)) == 110_106_428  # the hub for google-bert/bert-base-uncased
+    assert (
+        num_params(bert(**BASE, masked_lm=True, num_classes=2)) == 110_106_428
+    )  # the hub for google-bert/bert-base-uncased
 
 
 def test_options_select_the_heads_of_an_encoder():
@@ -129,6 +132,9 @@ def test_options_select_the_heads_of_an_encoder():
     assert bert(**SMALL, masked_lm=False).head is None
     assert bert(**SMALL, pooled=True).pooler.num_classes is None
     assert bert(**SMALL, num_classes=3).pooler.num_classes == 3
+    assert bert(**SMALL, num_classes=3).head is None
+    assert bert(**SMALL, num_classes=3, masked_lm=True).head == bert(**SMALL).head
+    assert bert(**SMALL, num_classes=3, pooling="mean").pooler.pooling == "mean"
     assert distilbert(**SMALL, num_classes=3).pooler.transform.activation == "relu"
     assert modernbert(**SMALL, num_classes=3, pooling="mean").pooler.pooling == "mean"
 
@@ -141,15 +147,23 @@ def test_options_select_the_heads_of_an_encoder():
         (roberta, "AutoModelForSequenceClassification", {"model_type": "roberta", "max_position_embeddings": 514}),
         (distilbert, "AutoModelForSequenceClassification", {"model_type": "distilbert"}),
         (modernbert, "AutoModelForSequenceClassification", {"model_type": "modernbert"}),
+        (bert, "AutoModelForTokenClassification", {"model_type": "bert"}),
+        (roberta, "AutoModelForTokenClassification", {"model_type": "roberta", "max_position_embeddings": 514}),
+        (distilbert, "AutoModelForTokenClassification", {"model_type": "distilbert"}),
+        (modernbert, "AutoModelForTokenClassification", {"model_type": "modernbert"}),
     ],
 )
 def test_counts_of_poolers_and_classifiers_equal_transformers(build, auto, values):
     names = {"num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
     if values["model_type"] == "distilbert":
         names["hidden_dim"] = names.pop("intermediate_size")
-    classes = {} if auto == "AutoModel" else {"num_classes": 5}
+    classes = {
+        "AutoModel": {"pooled": True, "masked_lm": False},
+        "AutoModelForSequenceClassification": {"num_classes": 5},
+        "AutoModelForTokenClassification": {"num_tags": 5},
+    }[auto]
     types = {"num_types": 2} if build is roberta else {}
-    ours = build(**BASE, **types, masked_lm=False, pooled=True, **classes)
+    ours = build(**BASE, **types, **classes)
     assert num_params(ours) == transformers_count(auto, **values, **names, vocab_size=ours.vocab_size, num_labels=5)
 
 
@@ -157,6 +171,8 @@ def test_counts_of_poolers_and_classifiers_equal_transformers(build, auto, value
 HF_LLAMA = {"num_hidden_layers": 4, "hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 24}
 HF_BART = {"d_model": 16, "vocab_size": 61, "encoder_layers": 4, "encoder_ffn_dim": 24, "encoder_attention_heads": 4}
 HF_BART |= {"decoder_layers": 2, "decoder_ffn_dim": 40, "decoder_attention_heads": 2, "pad_token_id": 1}
+HF_EQUAL_STACKS = {"decoder_layers": 4, "decoder_ffn_dim": 24, "decoder_attention_heads": 4}
+HF_GPT2 = {"model_type": "gpt2", "n_layer": 4, "n_embd": 16, "n_head": 4, "n_inner": 24}
 DECODER_SIDE = {"num_decoder_layers": 2, "num_decoder_heads": 2, "decoder_mlp_dim": 40}
 VARIED = {
     "llama": (
@@ -190,6 +206,22 @@ VARIED = {
         {},
     ),
 }
+
+
+@pytest.mark.parametrize(
+    ("build", "values", "task"),
+    [
+        (llama, {"model_type": "llama", **HF_LLAMA}, "SequenceClassification"),
+        (llama, {"model_type": "llama", **HF_LLAMA}, "TokenClassification"),
+        (gpt2, HF_GPT2, "SequenceClassification"),
+        (gpt2, HF_GPT2, "TokenClassification"),
+        (bart, {"model_type": "bart", **HF_BART, **HF_EQUAL_STACKS}, "SequenceClassification"),
+    ],
+)
+def test_counts_of_decoders_with_classes_equal_transformers(build, values, task):
+    classes = {"num_classes": 5} if task == "SequenceClassification" else {"num_tags": 5}
+    theirs = transformers_count(f"AutoModelFor{task}", **values | {"vocab_size": 61, "num_labels": 5})
+    assert num_params(build(**SMALL, **classes)) == theirs
 
 
 @pytest.mark.parametrize("name", VARIED)

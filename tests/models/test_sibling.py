@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import jaxformer
+from jaxformer.config import OBJECTIVE_CONFIGS
 
 TESTS = Path(__file__).parents[1]
 MODEL = '''
@@ -88,9 +89,18 @@ def test_zoo_presets_and_samples_include_the_new_model(package):
     assert report["sample"]
     assert report["counts"][0] == report["counts"][1]
     # No parity is recorded for the new model.
-    assert report["row"] == "| The sibling | decoder-only | sibling-tiny | 0.00603M | - | - | sibling | causal |"
+    assert report["row"] == (
+        "| The sibling | decoder-only | sibling-tiny | 0.00603M | - | - | sibling | "
+        + ", ".join(OBJECTIVES_OF_DECODERS)
+        + " |"
+    )
 
 
+OBJECTIVES_OF_DECODERS = [
+    config.model_fields["kind"].default
+    for config in OBJECTIVE_CONFIGS
+    if "decoder-only" in config.shapes  # the sibling is a Llama, which has all heads
+]
 DISCOVERED = {
     "models/test_presets.py": {
         "test_the_parameter_count_is_the_published_one[sibling-tiny]",
