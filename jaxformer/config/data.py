@@ -1,6 +1,6 @@
 """Data configs: sources, tokenizers, sequence lengths and batch size."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
@@ -17,34 +17,67 @@ class TextSource(Config):
     kind: Literal["text"] = "text"
     paths: Paths
     """Files or glob patterns, relative to the current directory; `**` matches any number of directories."""
-    document: Literal["file", "line", "paragraph"] = "file"
-    """What counts as one document: a whole file, a line, or a paragraph (paragraphs are separated by blank lines)."""
+    document: Literal["file", "line", "paragraph", "sentence"] = "file"
+    """What counts as one document: a whole file, a line, a paragraph (separated by blank lines), or a sentence (ended
+    by `.`, `!` or `?` and white space, or by the end of a line)."""
 
 
 class JsonlSource(Config):
-    """JSON Lines files, plain or compressed (.gz, .xz, .bz2): one object per line, either a text or a pair."""
+    """JSON Lines files, plain or compressed (.gz, .xz, .bz2): one object per line, a text or a pair.
+
+    A text may have a second text, a label or tags beside it."""
 
     kind: Literal["jsonl"] = "jsonl"
     paths: Paths
     """Files or glob patterns, relative to the current directory; `**` matches any number of directories."""
     text: str = "text"
-    """Name of the JSON field with the text of a document; pairs are read from objects without it."""
+    """Name of the JSON field with the text; for tagging, a list of words. Pairs are read from objects without it."""
+    text_pair: str = "text_pair"
+    """Name of the JSON field with the second text of a classified pair."""
+    label: str = "label"
+    """Name of the JSON field with the label: a string, a number, or a list of strings (multi-label)."""
+    tags: str = "tags"
+    """Name of the JSON field with the tags, one per word."""
     inputs: str = "inputs"
     """Name of the JSON field with the source text of a pair."""
     targets: str = "targets"
     """Name of the JSON field with the target text of a pair."""
+    max_malformed: NonNegativeInt = 0
+    """Number of malformed lines per file to skip with a warning; more are an error."""
 
 
 class TsvSource(Config):
-    """Tab-separated files, plain or compressed (.gz, .xz, .bz2): one pair per line, without quoting."""
+    """Tab-separated files without quoting, plain or compressed (.gz, .xz, .bz2): one pair or labelled text per line."""
 
     kind: Literal["tsv"] = "tsv"
     paths: Paths
     """Files or glob patterns, relative to the current directory; `**` matches any number of directories."""
     inputs: NonNegativeInt = 0
-    """Column of the source text, counted from 0."""
+    """Column of the source text, counted from 0. Not used with `text`."""
     targets: NonNegativeInt = 1
-    """Column of the target text, counted from 0."""
+    """Column of the target text, counted from 0. Not used with `text`."""
+    text: NonNegativeInt | None = None
+    """Column of a text, counted from 0, instead of `inputs` and `targets`. None: lines are pairs."""
+    text_pair: NonNegativeInt | None = None
+    """Column of the second text of a classified pair, counted from 0; needs `text`. None: no second text."""
+    label: NonNegativeInt | None = None
+    """Column of the label, counted from 0; needs `text`. None: no label."""
+    max_malformed: NonNegativeInt = 0
+    """Number of malformed lines per file to skip with a warning; more are an error."""
+
+    @model_validator(mode="after")
+    def _text_is_set(self) -> "TsvSource":
+        if self.text is None and (self.text_pair is not None or self.label is not None):
+            raise ValueError("text_pair and label need text, the column of the text: set it")
+        return self
+
+    @property
+    def columns(self) -> dict[str, int]:
+        """The columns to read, by the name of their field."""
+        if self.text is None:
+            return {"inputs": self.inputs, "targets": self.targets}
+        named = {"text": self.text, "text_pair": self.text_pair, "label": self.label}
+        return {name: column for name, column in named.items() if column is not None}
 
 
 class ParallelSource(Config):
@@ -64,7 +97,13 @@ class ArrayRecordSource(Config):
     paths: Paths
     """Files or glob patterns, relative to the current directory; `**` matches any number of directories."""
     text: str = "text"
-    """Name of the JSON field with the text of a document; pairs are read from records without it."""
+    """Name of the JSON field with the text; for tagging, a list of words. Pairs are read from records without it."""
+    text_pair: str = "text_pair"
+    """Name of the JSON field with the second text of a classified pair."""
+    label: str = "label"
+    """Name of the JSON field with the label: a string, a number, or a list of strings (multi-label)."""
+    tags: str = "tags"
+    """Name of the JSON field with the tags, one per word."""
     inputs: str = "inputs"
     """Name of the JSON field with the source text of a pair."""
     targets: str = "targets"
@@ -72,18 +111,20 @@ class ArrayRecordSource(Config):
 
 
 class MemorySource(Config):
-    """Examples written in the config itself: either documents or pairs."""
+    """Examples written in the config itself: documents, pairs, or examples with named fields."""
 
     kind: Literal["memory"] = "memory"
     documents: tuple[str, ...] = ()
-    """Texts of the documents; set either this or `pairs`."""
+    """Texts of the documents."""
     pairs: tuple[tuple[str, str], ...] = ()
-    """Pairs of source and target text; set either this or `documents`."""
+    """Pairs of source and target text."""
+    examples: tuple[dict[str, Any], ...] = ()
+    """Examples with the fields `text`, `text_pair`, `label` and `tags`, as in `jsonl`."""
 
     @model_validator(mode="after")
-    def _one_of_both(self) -> "MemorySource":
-        if bool(self.documents) == bool(self.pairs):
-            raise ValueError("set exactly one of documents and pairs, with at least one entry")
+    def _one_of_all(self) -> "MemorySource":
+        if sum(map(bool, (self.documents, self.pairs, self.examples))) != 1:
+            raise ValueError("set exactly one of documents, pairs and examples, with at least one entry")
         return self
 
 

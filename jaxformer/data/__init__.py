@@ -1,5 +1,6 @@
 """The input pipeline: sources -> tokenizer -> packing -> sets (in memory or prepared on disk) -> loader."""
 
+from jaxformer.data.labels import complete_labels as complete_labels
 from jaxformer.data.loader import Loader as Loader, make_loader as make_loader
 from jaxformer.data.packing import Objective as Objective
 from jaxformer.data.prepared import (

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxformer.config import DataConfig
 from jaxformer.data.packing import Layout, Objective, Piece, StoredRows, fill_records, pack, split_records
-from jaxformer.data.sources import Documents, Example, SplitName, open_split
+from jaxformer.data.sources import Documents, Example, SplitName, open_split, place_of
 from jaxformer.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ def build_set(cfg: DataConfig, objective: Objective, split: SplitName) -> Packed
     _check_fields(documents[0], objective, split)
     pieces: list[Piece] = []
     num_bytes = num_dropped = num_truncated = 0
-    for example, ids in _encode(documents, objective):
+    for example, ids in _encode(documents, objective, split):
         new_pieces = objective.pieces(ids)
         pieces += new_pieces
         num_bytes += len(example[objective.predicted].encode()) if new_pieces and objective.predicted else 0
@@ -93,11 +93,27 @@ def _pack(pieces: list[Piece], share_rows: bool, objective: Objective, num_bytes
     return PackedSet(MemoryRecords(matrix), layout, num_tokens, num_bytes)
 
 
-def _encode(documents: Documents, objective: Objective) -> Iterator[tuple[Example, dict[str, Any]]]:
+def _encode(documents: Documents, objective: Objective, split: SplitName) -> Iterator[tuple[Example, dict[str, Any]]]:
     """Yield every example with the token ids of its fields."""
     for start in range(0, len(documents), CHUNK):
         examples = [documents[i] for i in range(start, min(start + CHUNK, len(documents)))]
-        yield from zip(examples, objective.encode(examples), strict=True)
+        try:
+            encoded = objective.encode(examples)
+        except UserError:
+            _name_invalid_example(documents, examples, start, objective, split)
+            raise
+        yield from zip(examples, encoded, strict=True)
+
+
+def _name_invalid_example(
+    documents: Documents, examples: list[Example], start: int, objective: Objective, split: SplitName
+) -> None:
+    """Raise the error of the first example that cannot be encoded, for example because of its label."""
+    for offset, example in enumerate(examples):
+        try:
+            objective.encode([example])
+        except UserError as error:
+            raise UserError(f"{place_of(documents, start + offset, split)}: {error}") from None
 
 
 def _check_fields(example: Example, objective: Objective, split: SplitName) -> None:

@@ -111,7 +111,9 @@ def forward(
     inputs_mask: Int[Array, "B S"] | None = None,
     types: Int[Array, "B T"] | None = None,
 ) -> Float[Array, "B T V"]:
-    """Logits of every position, or hidden states [B, T, D] of an encoder-only model. Masks are 1 for real tokens.
+    """Logits of every position, or hidden states [B, T, D] of a model without a head. Masks are 1 for real tokens.
+
+    A model with a class head returns class logits instead: [B, C], or [B, T, C] if it labels tokens.
 
     Args:
       inputs: the source of an encoder-decoder.
@@ -135,8 +137,9 @@ def forward(
 
 @partial(jax.jit, static_argnames="model")
 def _forward(model: Transformer, params: Params, target: Tokens, source: Tokens | None) -> Array:
-    method = "hidden" if model.config.decoder is None else "__call__"
-    return model.apply({"params": params}, target, source, method=method)
+    pooler = model.config.pooler
+    has_classes = pooler is not None and pooler.num_classes is not None
+    return model.apply({"params": params}, target, source, method="pool" if has_classes else "__call__")
 
 
 def _check_types(run: Run, ids: Array, types: np.ndarray) -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 from jaxformer import hosts
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import RunConfig
-from jaxformer.data import Tokenizer, load_sets, make_loader
+from jaxformer.data import Tokenizer, complete_labels, load_sets, make_loader
 from jaxformer.evaluate.loop import Evaluation
 from jaxformer.evaluate.report import format_metrics
 from jaxformer.objectives import make_objective
@@ -43,7 +43,7 @@ def train(config: RunConfig, console: Console | None = None) -> Run:
 
     # ------------------------------------------------------------ config
     config.check_data()
-    config = complete_config(config)
+    config = complete_labels(complete_config(config))
     resumes, run_dir = check_workdir(config), RunDir(config.workdir)
 
     # ------------------------------------------------------------ program: mesh, model, shardings, jitted step

@@ -7,7 +7,7 @@ from typing import Any
 from jaxformer.config import RunConfig
 from jaxformer.convert.generation import GENERATION_FILE, read_generation_fields
 from jaxformer.convert.hub import local_directory
-from jaxformer.data import load_tokenizer, make_tokenizer, open_split, prepare
+from jaxformer.data import complete_labels, load_tokenizer, make_tokenizer, open_split, prepare
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
 from jaxformer.objectives import make_objective
@@ -68,6 +68,7 @@ def copy_generation_defaults(config: RunConfig) -> None:
 def prepare_run(config: RunConfig) -> str:
     """Tokenise and pack the data of a run into its directory; training then reads it from there."""
     config.check_data()
+    config = complete_labels(config)
     tokenizer = find_or_make_tokenizer(config, resumes=check_workdir(config))
     with tempfile.TemporaryDirectory(dir=existing_parent(config.workdir)) as partial:
         # Prepare in a temporary directory first, so that invalid data leaves no run directory behind.

@@ -1,6 +1,7 @@
 """Data sources with random access to their examples.
 
-An example is `{"text": ...}` or `{"inputs": ..., "targets": ...}`; all examples of a source have the same fields.
+An example has the fields `text` (with `text_pair`, `label` or `tags`), or `inputs` and `targets`; all examples of a
+source have the same fields.
 """
 
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from jaxformer.data.sources.files import (
     open_memory,
     open_text,
     open_tsv,
+    texts_of as texts_of,
 )
 from jaxformer.data.sources.parallel import open_parallel
 from jaxformer.data.sources.split import split_documents
@@ -41,6 +43,14 @@ def open_source(config: Source) -> Documents:
     if not len(documents):
         raise UserError(f"the {config.kind} source holds no documents with text: add some text")
     return documents
+
+
+def place_of(documents: Documents, index: int, split: SplitName) -> str:
+    """Where an example comes from: its file and line if the source knows them, else its number."""
+    try:
+        return documents.place(index)
+    except AttributeError:
+        return f"data.{split}, example {index}"
 
 
 def open_split(cfg: DataConfig, split: SplitName) -> Documents:

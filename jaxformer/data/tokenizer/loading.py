@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxformer.config import ModelConfig, RunConfig, Tokenizer as TokenizerConfig
+from jaxformer.data.sources import texts_of
 from jaxformer.data.tokenizer.base import BYTES_FILE, Bytes, Tokenizer, load_bytes
 from jaxformer.data.tokenizer.huggingface import TOKENIZER_FILE, load_huggingface
 from jaxformer.data.tokenizer.pair import SOURCE_DIRECTORY, TokenizerPair
@@ -81,7 +82,7 @@ def _make_one(
     if cfg.kind != "sentencepiece" or cfg.path is not None:
         return READERS[cfg.kind](cfg).with_tokens(cfg.extra_tokens)
     extra = tuple(dict.fromkeys((*needed, *cfg.extra_tokens)))
-    texts = [text for example in documents for name, text in example.items() if field in (None, name)]
+    texts = [text for example in documents for text in texts_of(example, None if field is None else (field,))]
     if field is not None and not texts:
         raise UserError(
             f"data.source_tokenizer needs examples with inputs and targets, but data.train has "
