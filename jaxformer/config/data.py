@@ -43,7 +43,7 @@ class JsonlSource(Config):
     targets: str = "targets"
     """Name of the JSON field with the target text of a pair."""
     max_malformed: NonNegativeInt = 0
-    """Number of malformed lines per file to skip with a warning; more are an error."""
+    """Number of malformed lines to skip with a warning; more are an error."""
 
 
 class TsvSource(Config):
@@ -63,7 +63,7 @@ class TsvSource(Config):
     label: NonNegativeInt | None = None
     """Column of the label, counted from 0; needs `text`. None: no label."""
     max_malformed: NonNegativeInt = 0
-    """Number of malformed lines per file to skip with a warning; more are an error."""
+    """Number of malformed lines to skip with a warning; more are an error."""
 
     @model_validator(mode="after")
     def _text_is_set(self) -> "TsvSource":
@@ -71,13 +71,19 @@ class TsvSource(Config):
             raise ValueError("text_pair and label need text, the column of the text: set it")
         return self
 
-    @property
-    def columns(self) -> dict[str, int]:
-        """The columns to read, by the name of their field."""
-        if self.text is None:
-            return {"inputs": self.inputs, "targets": self.targets}
-        named = {"text": self.text, "text_pair": self.text_pair, "label": self.label}
-        return {name: column for name, column in named.items() if column is not None}
+
+class ConllSource(Config):
+    """Tagged words in CoNLL format, plain or compressed: one word per line, a blank line after each sentence."""
+
+    kind: Literal["conll"] = "conll"
+    paths: Paths
+    """Files or glob patterns, relative to the current directory; `**` matches any number of directories."""
+    word: int = 0
+    """Column of the word, counted from 0, or from the last column if negative; white space separates columns."""
+    tag: int = -1
+    """Column of the tag, counted from 0, or from the last column if negative."""
+    max_malformed: NonNegativeInt = 0
+    """Number of malformed lines to skip with a warning; more are an error."""
 
 
 class ParallelSource(Config):
@@ -154,6 +160,7 @@ AnySource = (
     TextSource
     | JsonlSource
     | TsvSource
+    | ConllSource
     | ParallelSource
     | ArrayRecordSource
     | MemorySource

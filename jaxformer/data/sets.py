@@ -113,7 +113,7 @@ def _name_invalid_example(
         try:
             objective.encode([example])
         except UserError as error:
-            raise UserError(f"{place_of(documents, start + offset, split)}: {error}") from None
+            raise UserError(f"data.{split}, {place_of(documents, start + offset)}: {error}") from None
 
 
 def _check_fields(example: Example, objective: Objective, split: SplitName) -> None:

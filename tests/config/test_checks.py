@@ -48,9 +48,9 @@ DECODER_ONLY = {
         ["model.decoder.relative_bias={}", f"model.decoder.first=[{BIDIRECTIONAL}]"],
         ["model.decoder", "relative_bias", "same num_heads"],
     ),
-    "a pooler on a decoder": (
-        ['model.pooler={"transform": {"activation": "tanh"}}'],
-        ["pooler", "encoder-only", "none"],
+    "neither head nor classes on a decoder": (
+        ["model.head=none"],
+        ["head=none on a model with a decoder", "pooler.num_classes"],
     ),
     "a special id outside the vocabulary": (
         ["model.special.eos=[2, 300]"],
@@ -116,7 +116,7 @@ DECODER_ONLY = {
     "context parallelism": (["mesh.context=2"], ["mesh", "context=2", "not yet", "set 1"]),
     "expert parallelism": (["mesh.expert=2"], ["mesh", "expert=2", "not yet", "set 1"]),
     "pipeline parallelism": (["mesh.stage=2"], ["mesh", "stage=2", "not yet", "set 1"]),
-    "documents and pairs": (['data.train.pairs=[["a", "b"]]'], ["data.train", "exactly one of documents and pairs"]),
+    "documents and pairs": (['data.train.pairs=[["a", "b"]]'], ["data.train", "exactly one of documents, pairs"]),
 }
 
 ENCODER_DECODER = {
@@ -216,7 +216,7 @@ def test_encoder_attention_may_have_a_window(pair_run):
 
 
 def test_an_empty_source_is_refused():
-    with pytest.raises(ValueError, match="exactly one of documents and pairs"):
+    with pytest.raises(ValueError, match="exactly one of documents, pairs and examples"):
         MemorySource()
 
 

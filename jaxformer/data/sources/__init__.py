@@ -8,17 +8,16 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from jaxformer.config import DataConfig, HeldoutSplit, Source
+from jaxformer.data.sources.columns import open_conll, open_tsv
 from jaxformer.data.sources.dates import Dates
-from jaxformer.data.sources.files import (
+from jaxformer.data.sources.examples import (
     Documents as Documents,
     Example as Example,
-    RecordDocuments,
-    open_jsonl,
-    open_memory,
-    open_text,
-    open_tsv,
+    place_of as place_of,
     texts_of as texts_of,
 )
+from jaxformer.data.sources.files import open_memory, open_text
+from jaxformer.data.sources.json_records import RecordDocuments, open_jsonl
 from jaxformer.data.sources.parallel import open_parallel
 from jaxformer.data.sources.split import split_documents
 from jaxformer.data.sources.stdlib import open_stdlib
@@ -29,6 +28,7 @@ OPENERS: dict[str, Callable[[Any], Documents]] = {
     "text": open_text,
     "jsonl": open_jsonl,
     "tsv": open_tsv,
+    "conll": open_conll,
     "parallel": open_parallel,
     "array_record": RecordDocuments,
     "memory": open_memory,
@@ -43,14 +43,6 @@ def open_source(config: Source) -> Documents:
     if not len(documents):
         raise UserError(f"the {config.kind} source holds no documents with text: add some text")
     return documents
-
-
-def place_of(documents: Documents, index: int, split: SplitName) -> str:
-    """Where an example comes from: its file and line if the source knows them, else its number."""
-    try:
-        return documents.place(index)
-    except AttributeError:
-        return f"data.{split}, example {index}"
 
 
 def open_split(cfg: DataConfig, split: SplitName) -> Documents:

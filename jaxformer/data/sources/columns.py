@@ -7,11 +7,12 @@ from itertools import groupby
 from pathlib import Path
 
 from jaxformer.config import ConllSource, TsvSource
-from jaxformer.data.sources.examples import FIELDS, Documents, Example, Malformed
+from jaxformer.data.sources.examples import FIELDS, Documents, Example, MalformedError, example_from_fields
 from jaxformer.data.sources.lines import read_examples
 from jaxformer.data.sources.textfiles import numbered_lines, read_lines
 
 DOCUMENT_START = "-DOCSTART-"
+NAMES = {field: field for field in FIELDS}
 
 Sentence = list[tuple[int, str]]
 """The lines of a sentence with their numbers."""
@@ -30,11 +31,11 @@ def _tsv_example(line: str, columns: dict[str, int]) -> Example:
     values, needed = line.split("\t"), max(columns.values()) + 1
     if len(values) < needed:
         settings = " and ".join(f"{field}={column}" for field, column in columns.items())
-        raise Malformed(
+        raise MalformedError(
             f"{len(values)} tab-separated columns, but {settings} (counted from 0) need {needed}: "
             f"add the missing column, or change {' and '.join(columns)}"
         )
-    return {field: values[column] for field, column in columns.items()}
+    return example_from_fields({field: values[column] for field, column in columns.items()}, NAMES)
 
 
 # ---------------------------------------------------------------- CoNLL
@@ -62,7 +63,7 @@ def _tagged_words(sentence: Sentence, cfg: ConllSource) -> Example:
     needed = max(2, *(column + 1 if column >= 0 else -column for column in (cfg.word, cfg.tag)))
     short = [(number, len(columns)) for number, columns in rows if len(columns) < needed]
     if short:
-        raise Malformed(
+        raise MalformedError(
             f"{short[0][1]} column{'s' * (short[0][1] != 1)}, but word={cfg.word} and tag={cfg.tag} need {needed}: "
             "add the missing column, or change word and tag",
             [number for number, _ in short],

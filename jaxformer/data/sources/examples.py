@@ -17,7 +17,7 @@ TEXT_FIELDS = ("text", "text_pair", "inputs", "targets")
 FIELDS = (*TEXT_FIELDS, "label", "tags")
 
 
-class Malformed(ValueError):
+class MalformedError(ValueError):
     """What is wrong with one line or record; the reader adds its file.
 
     Args:
@@ -65,7 +65,7 @@ def example_from_fields(values: Mapping[str, Any], names: Mapping[str, str]) -> 
     present = {field: name for field, name in names.items() if name in values}
     if "text" not in present and not {"inputs", "targets"} <= present.keys():
         found = ", ".join(map(repr, values)) or "none"
-        raise Malformed(
+        raise MalformedError(
             f"no field '{names['text']}', nor both '{names['inputs']}' and '{names['targets']}'; found: {found}: "
             "set text=, or inputs= and targets=, of the source to the names of the fields"
         )
@@ -78,14 +78,14 @@ def example_from_fields(values: Mapping[str, Any], names: Mapping[str, str]) -> 
             example[field] = read(value, name)
     if "tags" in example and len(example["tags"]) != len(example.get("text", ())):
         num_words, num_tags = len(example.get("text", ())), len(example["tags"])
-        raise Malformed(f"{num_words} words but {num_tags} tags: give one tag per word")
+        raise MalformedError(f"{num_words} words but {num_tags} tags: give one tag per word")
     return example
 
 
 def check_same_fields(example: Example, first: Example) -> None:
     """Raise if an example does not have the fields of the first example of its source."""
     if example.keys() != first.keys():
-        raise Malformed(
+        raise MalformedError(
             f"has {' and '.join(example)} but the source began with {' and '.join(first)}: "
             "all examples of a source need the same fields"
         )
@@ -98,9 +98,9 @@ def check_not_empty(path: object, num_records: int) -> None:
 
 def _string(value: Any, name: str) -> str:
     if not isinstance(value, str):
-        raise Malformed(f"field '{name}' is {_type_name(value)}, expected a string")
+        raise MalformedError(f"field '{name}' is {_type_name(value)}, expected a string")
     if any("\ud800" <= char <= "\udfff" for char in value):
-        raise Malformed(f"field '{name}' holds an unpaired surrogate, which is not valid text: correct the escape")
+        raise MalformedError(f"field '{name}' holds an unpaired surrogate, which is not valid text: correct the escape")
     return value
 
 
@@ -109,7 +109,9 @@ def _words(value: Any, name: str) -> list[str]:
     if isinstance(value, str):
         return _string(value, name).split()
     if not isinstance(value, list | tuple):
-        raise Malformed(f"field '{name}' is {_type_name(value)}, expected a list of strings, because there are tags")
+        raise MalformedError(
+            f"field '{name}' is {_type_name(value)}, expected a list of strings, because there are tags"
+        )
     return [_string(word, name) for word in value]
 
 
@@ -125,7 +127,9 @@ def _one_label(value: Any, name: str) -> str | int | float:
     if isinstance(value, int | float):
         return value
     if not isinstance(value, str):
-        raise Malformed(f"field '{name}' is {_type_name(value)}, expected a string, a number or a list of strings")
+        raise MalformedError(f"field '{name}' is {_type_name(value)}, expected a string, a number or a list of strings")
+    if not value.strip():
+        raise MalformedError(f"field '{name}' is empty: give every example a label")
     return _string(value, name)
 
 

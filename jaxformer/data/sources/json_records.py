@@ -10,7 +10,7 @@ from jaxformer.data.sources.examples import (
     FIELDS,
     Documents,
     Example,
-    Malformed,
+    MalformedError,
     check_same_fields,
     example_from_fields,
 )
@@ -41,7 +41,7 @@ class RecordDocuments(Sequence[Example]):
         try:
             example = self._read(index)
             check_same_fields(example, self._read(0))
-        except Malformed as error:
+        except MalformedError as error:
             raise UserError(f"{self.where(index)}: {error}") from None
         return example
 
@@ -72,7 +72,7 @@ def _json_example(record: str | bytes, names: dict[str, str]) -> Example:
     try:
         fields = json.loads(record)
     except (ValueError, RecursionError) as error:
-        raise Malformed(f"not valid JSON ({error})") from None
+        raise MalformedError(f"not valid JSON ({error})") from None
     if not isinstance(fields, dict):
-        raise Malformed(f"expected a JSON object with named fields, found {type(fields).__name__}")
+        raise MalformedError(f"expected a JSON object with named fields, found {type(fields).__name__}")
     return example_from_fields(fields, names)

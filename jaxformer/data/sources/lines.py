@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from jaxformer.config.data import Paths
-from jaxformer.data.sources.examples import Example, Malformed, check_not_empty, check_same_fields, has_text
+from jaxformer.data.sources.examples import Example, MalformedError, check_not_empty, check_same_fields, has_text
 from jaxformer.data.sources.textfiles import unique_files
 from jaxformer.errors import UserError
 
@@ -88,7 +88,7 @@ def read_examples(
 
     Args:
       records: returns the records of a file with their line numbers.
-      parse: makes an example of a record; raises `Malformed` if it cannot.
+      parse: makes an example of a record; raises `MalformedError` if it cannot.
     """
     examples, malformed, blank = LineExamples(), Tally(), Tally()
     first: Example | None = None
@@ -101,7 +101,7 @@ def read_examples(
                 example = parse(record)
                 first = first or example
                 check_same_fields(example, first)
-            except Malformed as error:
+            except MalformedError as error:
                 malformed.add(path, error.lines or (line,), str(error))
                 continue
             if has_text(example):

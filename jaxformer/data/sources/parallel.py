@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 from jaxformer.config import ParallelSource
-from jaxformer.data.sources.files import Documents, Example
+from jaxformer.data.sources.examples import Documents, Example
 from jaxformer.data.sources.textfiles import matched_files, read_lines
 from jaxformer.errors import UserError
 

@@ -6,11 +6,9 @@ and examples, and keeps every example in its split when a corpus grows.
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
 
+from jaxformer.data.sources.examples import Example, place_of, split_key
 from jaxformer.errors import UserError
-
-Example = dict[str, Any]
 
 
 class Subset(Sequence[Example]):
@@ -25,9 +23,9 @@ class Subset(Sequence[Example]):
     def __getitem__(self, index: int) -> Example:
         return self._documents[self._indices[index]]
 
-    def place(self, index: int) -> str:
-        """Where the example comes from, if the source knows it."""
-        return self._documents.place(self._indices[index])
+    def where(self, index: int) -> str:
+        """Where the example comes from, for messages."""
+        return place_of(self._documents, self._indices[index])
 
 
 def is_heldout(text: str, percent: int) -> bool:
@@ -40,8 +38,7 @@ def split_documents(documents: Sequence[Example], percent: int, *, heldout: bool
     sides: dict[bool, list[int]] = {True: [], False: []}
     for index in range(len(documents)):
         # The first field is the text, or the source text of a pair: the same source text is never on both sides.
-        text = next(iter(documents[index].values()))
-        sides[is_heldout(text if isinstance(text, str) else " ".join(text), percent)].append(index)
+        sides[is_heldout(split_key(documents[index]), percent)].append(index)
     if not sides[True] or not sides[False]:
         count = f"{len(documents):,} example{'s' * (len(documents) != 1)}"
         side = "held out" if not sides[True] else "left to train on"

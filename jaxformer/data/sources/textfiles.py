@@ -49,10 +49,14 @@ def read_lines(path: Path) -> list[str]:
     return text.removesuffix("\n").split("\n") if text else []
 
 
-def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the non-blank lines of a file with their line numbers, which start at 1."""
+def numbered_lines(path: Path, blank: str | None = None) -> Iterator[tuple[int, str]]:
+    """Yield the non-blank lines of a file with their line numbers, which start at 1.
+
+    Args:
+      blank: the characters that a blank line may hold. None: any white space.
+    """
     for number, line in enumerate(read_lines(path), start=1):
-        if line.strip():
+        if line.strip(blank):
             yield number, line
 
 

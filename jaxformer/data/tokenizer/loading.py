@@ -82,7 +82,7 @@ def _make_one(
     if cfg.kind != "sentencepiece" or cfg.path is not None:
         return READERS[cfg.kind](cfg).with_tokens(cfg.extra_tokens)
     extra = tuple(dict.fromkeys((*needed, *cfg.extra_tokens)))
-    texts = [text for example in documents for text in texts_of(example, None if field is None else (field,))]
+    texts = [text for example in documents for text in texts_of(example, *([] if field is None else [(field,)]))]
     if field is not None and not texts:
         raise UserError(
             f"data.source_tokenizer needs examples with inputs and targets, but data.train has "
