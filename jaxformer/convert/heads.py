@@ -98,6 +98,8 @@ def _write_classes(pooler: PoolerConfig) -> dict[str, Any]:
     labels = pooler.labels or default_labels(pooler.num_classes)
     names = {problem: name for name, problem in _PROBLEMS.items()}
     is_default = pooler.pooling == "none" or pooler.problem == _default_problem(pooler.num_classes)
+    if pooler.problem == "single_label" and not is_default:
+        raise ValueError("transformers regards a single class as a regression: set pooler.problem or add a class")
     return {
         "id2label": {str(i): label for i, label in enumerate(labels)},
         "label2id": {label: i for i, label in enumerate(labels)},

@@ -224,7 +224,7 @@ def test_config_is_not_a_json_object(content, message, copy_sample, tmp_path):
         ("llama", {"model_type": "falcon"}, "model_type = 'falcon' is not supported; supported: gpt2, llama, mistral"),
         ("llama", {"model_type": ...}, "model_type = None is not supported; supported: gpt2"),
         ("llama", {"model_type": ["llama"]}, "model_type = ['llama'] is not supported"),
-        ("llama", {"architectures": ["LlamaForTokenClassification"]}, "'LlamaForTokenClassification' of llama is not"),
+        ("llama", {"architectures": ["LlamaForQuestionAnswering"]}, "'LlamaForQuestionAnswering' of llama is not"),
         ("llama", {"architectures": "LlamaForCausalLM"}, "architectures = 'LlamaForCausalLM'"),
         ("llama", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
         ("gpt2", {"n_head": 5}, "the fields do not form a valid model: embed_dim=32 is not a multiple of num_heads=5"),

@@ -11,12 +11,14 @@ from jaxformer.convert.export import export_model
 from jaxformer.convert.tables import Rearrangement
 from jaxformer.decode.scoring import forward
 from jaxformer.layers import abstract_params
+from jaxformer.models.gpt2 import gpt2
 from jaxformer.models.llama import llama
 from jaxformer.models.modernbert import modernbert
 from jaxformer.models.t5 import t5
 from jaxformer.run import load
 
 MODELS = {
+    "gpt2": [gpt2(num_layers=1, embed_dim=8, num_heads=2, vocab_size=9)],
     "t5": [t5(num_layers=1, embed_dim=8, num_heads=2, mlp_dim=8, vocab_size=9, gated=gated) for gated in (0, 1)],
     "modernbert": [
         modernbert(num_layers=2, embed_dim=8, num_heads=2, mlp_dim=8, vocab_size=9, masked_lm=head, pooled=not head)
@@ -31,8 +33,8 @@ def _layouts() -> list[str]:
     for format in FORMATS.values():
         if not callable(format.entries):
             rows |= {row.layout.text for row in format.entries}
-    for model in MODELS["t5"]:
-        rows |= {row.layout.text for row in FORMATS["t5"].table(model)}
+    for name in ("gpt2", "t5"):
+        rows |= {row.layout.text for model in MODELS[name] for row in FORMATS[name].table(model)}
     for model in MODELS["modernbert"]:
         rows |= {row.layout.text for row in FORMATS["modernbert"].table(model)}
         rows |= {row.layout.text for row in FORMATS["roberta"].table(model)}
