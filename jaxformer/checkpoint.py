@@ -5,6 +5,7 @@ training continues, and atomically: Orbax renames a temporary directory when it 
 """
 
 import logging
+import math
 import os
 from collections.abc import Mapping
 from types import TracebackType
@@ -36,8 +37,8 @@ class Checkpoints:
         step: int,
         state: PyTree,
         config: RunConfig,
-        position: Mapping[str, int],
-        metrics: Mapping[str, float] | None = None,
+        position: Mapping[str, Any],
+        metrics: Mapping[str, float | str] | None = None,
     ) -> None:
         """Start writing a checkpoint; returns when the arrays are copied from the devices, before they are on disk.
 
@@ -49,7 +50,9 @@ class Checkpoints:
             data=ocp.args.JsonSave(dict(position)),
             config=ocp.args.JsonSave(dump_config(config)),
         )
-        measured = dict(metrics) if metrics and self._best in metrics else None
+        best = (metrics or {}).get(self._best)
+        # An undefined value, such as the correlation with constant predictions, cannot be ranked.
+        measured = {self._best: best} if best is not None and math.isfinite(best) else None
         self._manager.save(step, args=items, metrics=measured, force=True)
 
     @property
@@ -57,10 +60,15 @@ class Checkpoints:
         return self._manager.latest_step()
 
     @property
+    def position(self) -> dict[str, Any]:
+        """The data position of the latest checkpoint."""
+        return self._read_items(self._find_step(None), ocp.args.Composite(data=ocp.args.JsonRestore()))["data"]
+
+    @property
     def steps(self) -> list[int]:
         return sorted(self._manager.all_steps())
 
-    def restore(self, abstract: PyTree, step: int | None = None) -> tuple[PyTree, dict[str, int]]:
+    def restore(self, abstract: PyTree, step: int | None = None) -> tuple[PyTree, dict[str, Any]]:
         """Restore the state and the data position of a step, by default the latest.
 
         Args:
@@ -137,11 +145,10 @@ def _options(config: RunConfig | None) -> ocp.CheckpointManagerOptions:
     keep: list[policies.PreservationPolicy] = [policies.LatestN(config.checkpoint.keep_last)]
     if config.checkpoint.keep_best:
         best = config.checkpoint.best
-        directions = {name: better for metric in config.evaluate.metrics for name, better in metric.values.items()}
         keep.append(
             policies.BestN(
                 get_metric_fn=lambda metrics: metrics[best],
-                reverse=directions[best] == "min",
+                reverse=config.reported[best] == "min",
                 n=config.checkpoint.keep_best,
                 keep_checkpoints_without_metrics=False,
             )

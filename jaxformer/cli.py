@@ -105,6 +105,15 @@ def _make_parser() -> argparse.ArgumentParser:
     sub = command("export", _export, "convert a run to a Hugging Face model")
     _add_export_arguments(sub)
 
+    sub = command("average", _average, "average the parameters of several checkpoints of a run into a new run")
+    sub.add_argument("path", metavar="RUN", help="a run directory")
+    sub.add_argument("target", metavar="OUT", help="the run directory to create")
+    which = sub.add_mutually_exclusive_group(required=True)
+    which.add_argument("--last", type=int, metavar="N", help="average the N latest checkpoints")
+    which.add_argument(
+        "--steps", type=int, nargs="+", metavar="N", help="average the checkpoints of these steps; comes after OUT"
+    )
+
     sub = command("help", _help, "explain a config key: its type, default and meaning")
     what = sub.add_mutually_exclusive_group()
     what.add_argument("key", metavar="KEY", nargs="?", help="for example train.steps; default: list the top-level keys")
@@ -305,9 +314,9 @@ def _tokenizer(args: argparse.Namespace) -> None:
 
 
 def _evaluate(args: argparse.Namespace) -> None:
-    from jaxformer.evaluate.report import evaluate, format_metrics
+    from jaxformer.evaluate.report import evaluate, format_evaluation
 
-    print(format_metrics(evaluate(args.path, args.overrides, weights=args.weights)))
+    print(format_evaluation(evaluate(args.path, args.overrides, weights=args.weights)))
 
 
 def _generate(args: argparse.Namespace) -> None:
@@ -343,6 +352,12 @@ def _export(args: argparse.Namespace) -> None:
 
     options = {"step": args.step, "dtype": args.dtype, "model_type": args.model_type}
     print(export_run(args.path, args.target, max_bytes=parse_size(args.shard_size), **options))
+
+
+def _average(args: argparse.Namespace) -> None:
+    from jaxformer.average import average_run
+
+    print(average_run(args.path, args.target, last=args.last, steps=args.steps))
 
 
 def _zoo(args: argparse.Namespace) -> None:

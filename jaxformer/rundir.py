@@ -4,9 +4,10 @@ Paths are `etils.epath` paths, so that a run directory may be in an object store
 """
 
 import json
+import math
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -74,8 +75,8 @@ class RunDir:
     def read_evaluation(self) -> dict[str, Any]:
         return json.loads(self.evaluation.read_text(encoding="utf-8")) if self.evaluation.exists() else {}
 
-    def write_evaluation(self, step: int, metrics: dict[str, float]) -> None:
-        write_json(self.evaluation, {"step": step, **metrics})
+    def write_evaluation(self, step: int, metrics: Mapping[str, float | str]) -> None:
+        write_json(self.evaluation, {"step": step, **json_values(metrics)})
 
     # ------------------------------------------------------------ the directory itself
     def make(self) -> None:
@@ -111,6 +112,12 @@ def write_file(path: epath.PathLike, content: bytes) -> epath.Path:
         partial.write_bytes(content)
         partial.replace(path)
     return path
+
+
+def json_values(metrics: Mapping[str, float | str]) -> dict[str, float | str | None]:
+    """Metric values with null for NaN and infinity, because JSON has no notation for them."""
+    finite = {name: isinstance(value, str) or math.isfinite(value) for name, value in metrics.items()}
+    return {name: value if finite[name] else None for name, value in metrics.items()}
 
 
 def write_json(path: epath.PathLike, tree: Any) -> None:

@@ -16,7 +16,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Top to bottom. A module may import from lines below its own, and from its own package.
 ORDER = [
     {"cli"},
-    {"bench", "new", "show", "zoo"},
+    {"average", "bench", "new", "show", "zoo"},
     {"exchange"},
     {"train"},
     {"evaluate"},

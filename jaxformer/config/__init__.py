@@ -4,6 +4,7 @@ from jaxformer.config.base import Config as Config
 from jaxformer.config.data import (
     ArrayRecordSource as ArrayRecordSource,
     ByteTokenizer as ByteTokenizer,
+    ConllSource as ConllSource,
     DataConfig as DataConfig,
     DatesSource as DatesSource,
     DirectoryTokenizer as DirectoryTokenizer,
@@ -25,9 +26,15 @@ from jaxformer.config.files import (
     parse_config as parse_config,
 )
 from jaxformer.config.metrics import (
+    METRIC_CONFIGS as METRIC_CONFIGS,
+    Bleu as Bleu,
+    Classification as Classification,
     ExactMatch as ExactMatch,
+    MaskedAccuracy as MaskedAccuracy,
     MetricConfig as MetricConfig,
     Perplexity as Perplexity,
+    PseudoPerplexity as PseudoPerplexity,
+    TagF1 as TagF1,
 )
 from jaxformer.config.model import (
     Activation as Activation,
@@ -94,6 +101,7 @@ from jaxformer.config.optim import (
 from jaxformer.config.overrides import apply_overrides as apply_overrides
 from jaxformer.config.run import (
     CheckpointConfig as CheckpointConfig,
+    EarlyStoppingConfig as EarlyStoppingConfig,
     EvaluateConfig as EvaluateConfig,
     MeshConfig as MeshConfig,
     ParameterSelector as ParameterSelector,

@@ -33,7 +33,7 @@ def metrics_from_exact_match(evaluate: dict[str, Any]) -> dict[str, Any]:
     if "exact_match" not in evaluate:
         return evaluate
     num_examples = evaluate.pop("exact_match")
-    metrics = list(evaluate.get("metrics", ({"kind": "perplexity"},)))
-    if num_examples:
-        metrics.append({"kind": "exact_match", "num_examples": num_examples})
-    return evaluate | {"metrics": metrics}
+    if not num_examples:
+        return evaluate
+    metrics = [{"kind": "perplexity"}] if evaluate.get("metrics") is None else evaluate["metrics"]
+    return evaluate | {"metrics": [*metrics, {"kind": "exact_match", "num_examples": num_examples}]}

@@ -250,7 +250,7 @@ def _schema_words(schema: dict[str, Any], name_model: Callable[[str], str]) -> s
     if schema["type"] == "array":
         return _list_words(schema, name_model)
     if schema["type"] == "object":
-        return name_model(schema["title"])
+        return name_model(schema["title"]) if "title" in schema else "object with named fields"
     words = {"integer": "integer", "number": "number", "string": "text", "boolean": "true or false", "null": "none"}
     limits = ", ".join(LIMITS[name](schema) for name in LIMITS if name in schema)
     return words[schema["type"]] + (f" ({limits})" if limits else "")

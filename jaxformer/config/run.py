@@ -6,7 +6,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from jaxformer.config.base import Config
 from jaxformer.config.data import ByteTokenizer, DataConfig
-from jaxformer.config.metrics import Metric, Perplexity
+from jaxformer.config.metrics import Metric, MetricConfig, Values, default_metrics
 from jaxformer.config.migrate import metrics_from_exact_match
 from jaxformer.config.model import ModelConfig
 from jaxformer.config.optim import InverseSqrt, OptimConfig, WarmupStableDecay
@@ -44,6 +44,15 @@ class ParameterSelector(Config):
         return {"path": value} if isinstance(value, str) else value
 
 
+class EarlyStoppingConfig(Config):
+    """Stops training when the value of `checkpoint.best` no longer improves; `train.steps` remains the maximum."""
+
+    patience: PositiveInt
+    """Number of evaluations in a row without improvement after which training stops."""
+    min_delta: NonNegativeFloat = 0.0
+    """Smallest change that counts as an improvement."""
+
+
 class TrainConfig(Config):
     """The training loop and how its step is computed."""
 
@@ -55,6 +64,8 @@ class TrainConfig(Config):
     """Weights to start from; `model` may then be omitted and is read from there. None: random initialisation."""
     freeze: tuple[ParameterSelector, ...] = ()
     """Parameters that are not trained; they have no gradients and no optimizer state."""
+    early_stopping: EarlyStoppingConfig | None = None
+    """Stop when the value of `checkpoint.best` no longer improves. None: train all `steps`."""
     log_every: PositiveInt = 10
     """Steps between logged metrics."""
     z_loss: NonNegativeFloat = 0.0
@@ -125,8 +136,8 @@ class EvaluateConfig(Config):
     """Steps between evaluations during training. None: only after the last step."""
     batches: PositiveInt | None = None
     """Held-out batches per evaluation. None: the whole held-out set."""
-    metrics: tuple[Metric, ...] = (Perplexity(),)
-    """Metrics to compute; each may set its own `every`."""
+    metrics: tuple[Metric, ...] | None = None
+    """Metrics to compute; each may set its own `every`. None: one that suits the objective and has `heldout_loss`."""
     prompts: tuple[str, ...] = ()
     """Prompts whose generated outputs are printed after training."""
     max_new_tokens: PositiveInt = 64
@@ -175,9 +186,23 @@ class RunConfig(Config):
                 _check_lengths(self)
                 _check_chunks(self)
                 _check_tokenizers(self)
+            _check_metrics(self)
         _check_steps(self)
         _check_best(self)
+        _check_early_stopping(self)
         return self
+
+    @property
+    def metrics(self) -> tuple[MetricConfig, ...]:
+        """The metrics of `evaluate.metrics`, or those that suit the objective."""
+        objective = None if self.data is None else self.data.objective
+        return default_metrics(objective) if self.evaluate.metrics is None else self.evaluate.metrics
+
+    @property
+    def reported(self) -> Values:
+        """The values that the metrics report, with the direction of improvement."""
+        objective = None if self.data is None else self.data.objective
+        return {name: value for each in self.metrics for name, value in each.reported(objective, self.model).items()}
 
     @property
     def batch_layout(self) -> BatchLayout:
@@ -225,11 +250,21 @@ def _limit_name(model: ModelConfig) -> str:
 
 def _check_shape(cfg: RunConfig) -> None:
     cfg.data.objective.check_model(cfg.model)
-    for i, metric in enumerate(cfg.evaluate.metrics):
-        if cfg.model.shape not in metric.shapes:
+
+
+def _check_metrics(cfg: RunConfig) -> None:
+    kind, model = cfg.data.objective.kind, cfg.model
+    for i, metric in enumerate(cfg.metrics):
+        name = f"evaluate.metrics.{i}.kind={metric.kind}"
+        if model is not None and model.shape not in metric.shapes:
             raise ValueError(
-                f"evaluate.metrics.{i}.kind={metric.kind} needs a model that is {' or '.join(metric.shapes)}, but "
-                f"model is {cfg.model.shape}: remove that metric"
+                f"{name} needs a model that is {' or '.join(metric.shapes)}, but model is {model.shape}: "
+                "remove that metric"
+            )
+        if kind not in metric.objectives:
+            raise ValueError(
+                f"{name} works with data.objective.kind {' or '.join(metric.objectives)}, but it is {kind}: "
+                "remove that metric"
             )
 
 
@@ -253,11 +288,26 @@ def _check_tokenizers(cfg: RunConfig) -> None:
 
 
 def _check_best(cfg: RunConfig) -> None:
-    reported = [name for metric in cfg.evaluate.metrics for name in metric.values]
-    if cfg.checkpoint.keep_best and cfg.checkpoint.best not in reported:
+    best, reported = cfg.checkpoint.best, cfg.reported
+    if (cfg.checkpoint.keep_best or cfg.train.early_stopping) and best not in reported:
         raise ValueError(
-            f"checkpoint.best={cfg.checkpoint.best!r} is not a value of evaluate.metrics, which report: "
-            f"{', '.join(reported) or 'nothing'}: name one of them or set checkpoint.keep_best=0"
+            f"checkpoint.best={best!r} is not a value of evaluate.metrics, which report: "
+            f"{', '.join(reported) or 'nothing'}: name one of them"
+            + ("" if cfg.train.early_stopping else " or set checkpoint.keep_best=0")
+        )
+
+
+def _check_early_stopping(cfg: RunConfig) -> None:
+    if cfg.train.early_stopping is None:
+        return
+    if cfg.data is not None and cfg.data.heldout is None:
+        raise ValueError("train.early_stopping needs held-out data, but data.heldout is none: set data.heldout")
+    best = cfg.checkpoint.best
+    intervals = [cfg.evaluate.every if m.every is None else m.every for m in cfg.metrics if best in m.values]
+    if not any(isinstance(every, int) for every in intervals):
+        raise ValueError(
+            f"train.early_stopping follows {best}, which is evaluated only after the last step: set evaluate.every, or "
+            "every of that metric"
         )
 
 

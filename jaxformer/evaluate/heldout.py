@@ -1,19 +1,31 @@
-"""The held-out set that metrics are computed on: the loss of its batches, and its examples before tokenisation."""
+"""The held-out set that metrics are computed on: losses and predictions of its batches, and its examples."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
+from typing import NamedTuple
 
 import jax
-from jax.sharding import Mesh
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxformer.config import RunConfig
 from jaxformer.data import Documents, Loader, PackedSet, open_split
 from jaxformer.layers import Transformer
 from jaxformer.objectives import OBJECTIVES
-from jaxformer.ops.losses import LossOptions, LossSums, auto_chunks
+from jaxformer.ops.losses import LossOptions, LossSums, auto_chunks, class_loss, cross_entropy
 from jaxformer.run import Run
 from jaxformer.sharding import batch_ways, global_batch
-from jaxformer.typing import Batch, Params
+from jaxformer.typing import Array, Batch, Float, Int, Params
+
+
+class Predictions(NamedTuple):
+    """What a model with a class head predicts for one batch, on every host for the whole batch."""
+
+    logits: Float[Array, "B C"]  # [B, T, C] for tags
+    labels: Array  # class ids [B], numbers [B, C], or tags [B, T]
+    weights: Float[Array, " B"]  # [B, T] for tags; 0 where there is no label
+    segments: Int[Array, "B T"]
+    sums: LossSums
 
 
 class HeldOut:
@@ -21,11 +33,12 @@ class HeldOut:
 
     def __init__(self, config: RunConfig, loader: Loader, mesh: Mesh) -> None:
         self.config, self.loader, self.mesh = config, loader, mesh
+        self._rows_per_device = loader.num_rows * loader.num_hosts // batch_ways(mesh.shape)
         loss = OBJECTIVES[config.data.objective.kind].loss
-        rows = loader.num_rows * loader.num_hosts // batch_ways(mesh.shape)
-        # The loss without label smoothing and z-loss, computed in chunks as in training.
-        options = LossOptions(num_chunks=auto_chunks(rows, config.batch_layout.loss_length, config.model.vocab_size))
-        self._step = jax.jit(partial(_loss_sums, loss=loss, options=options), static_argnames="model")
+        self._loss_step = jax.jit(partial(_loss_sums, loss=loss), static_argnames=("model", "options"))
+        # Predictions are replicated, because a host can only read arrays that it holds completely.
+        replicated = NamedSharding(mesh, PartitionSpec())
+        self._prediction_step = jax.jit(_predict, static_argnames="model", out_shardings=replicated)
 
     @property
     def packed_set(self) -> PackedSet:
@@ -37,11 +50,46 @@ class HeldOut:
 
     def losses(self, run: Run, max_batches: int | None = None) -> Iterator[LossSums]:
         """Yield the loss sums of each batch as device arrays: fetching each one right away would stall the devices."""
-        num_batches = min(self.loader.num_batches, max_batches or self.loader.num_batches)
+        return self.batch_losses(run, self._batches(max_batches), self.config.batch_layout.loss_length)
+
+    def batch_losses(self, run: Run, batches: Iterable[Batch], length: int) -> Iterator[LossSums]:
+        """Yield the loss sums of other batches, of which each host passes its own rows.
+
+        Args:
+          length: number of predicted positions per row.
+        """
+        # The loss without label smoothing and z-loss, computed in chunks as in training.
+        options = LossOptions(num_chunks=auto_chunks(self._rows_per_device, length, self.config.model.vocab_size))
         with jax.set_mesh(self.mesh):
-            for batch in self.loader.iterate(0, num_batches):
-                yield self._step(run.params, global_batch(batch, self.mesh), model=run.model)
+            for batch in batches:
+                yield self._loss_step(run.params, global_batch(batch, self.mesh), model=run.model, options=options)
+
+    def predictions(self, run: Run, max_batches: int | None = None) -> Iterator[Predictions]:
+        """Yield the class logits and the labels of each batch as NumPy arrays."""
+        with jax.set_mesh(self.mesh):
+            for batch in self._batches(max_batches):
+                step = self._prediction_step(run.params, global_batch(batch, self.mesh), model=run.model)
+                yield jax.tree.map(np.asarray, step)
+
+    def _batches(self, max_batches: int | None) -> Iterator[Batch]:
+        return self.loader.iterate(0, min(self.loader.num_batches, max_batches or self.loader.num_batches))
+
+
+def mean_losses(sums: Iterable[LossSums]) -> tuple[float, float]:
+    """The mean loss in nats and the accuracy over all batches."""
+    _, nll, correct, weight = np.sum(jax.device_get(list(sums)), axis=0, dtype=np.float64)
+    return float(nll / weight), float(correct / weight)
 
 
 def _loss_sums(params: Params, batch: Batch, *, model: Transformer, loss, options: LossOptions) -> LossSums:
     return loss(model, params, batch, options)[0]
+
+
+def _predict(params: Params, batch: Batch, *, model: Transformer) -> Predictions:
+    logits = model.apply({"params": params}, batch.tokens, batch.source, method="pool")
+    if batch.labels is None:
+        labels, sums = batch.targets, cross_entropy(logits, batch.targets, batch.weights)[0]
+    else:
+        problem = model.config.pooler.problem
+        labels, sums = batch.labels, class_loss(logits, batch.labels, batch.weights, problem, label_smoothing=0.0)
+    return Predictions(logits, labels, batch.weights, batch.tokens.segments, sums)

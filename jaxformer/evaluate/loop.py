@@ -12,14 +12,24 @@ from jax.sharding import Mesh
 from jaxformer import hosts
 from jaxformer.config import MetricConfig, RunConfig
 from jaxformer.data import Objective, PackedSet, make_loader
+from jaxformer.evaluate.bleu import bleu
+from jaxformer.evaluate.classification import classification
 from jaxformer.evaluate.exact_match import exact_match
 from jaxformer.evaluate.heldout import HeldOut
+from jaxformer.evaluate.masked import masked
 from jaxformer.evaluate.perplexity import perplexity
+from jaxformer.evaluate.pseudo_perplexity import pseudo_perplexity
+from jaxformer.evaluate.tag_f1 import tag_f1
 from jaxformer.run import Run
 from jaxformer.sharding import batch_ways
 
-Metric = Callable[[Any, Run, HeldOut], dict[str, float]]
-METRICS: Mapping[str, Metric] = {"perplexity": perplexity, "exact_match": exact_match}
+MetricValues = dict[str, float | str]
+"""Numbers, and texts that say how a number was computed, such as sacreBLEU's signatures."""
+Metric = Callable[[Any, Run, HeldOut], MetricValues]
+METRICS: Mapping[str, Metric] = {
+    metric.__name__: metric
+    for metric in (perplexity, masked, pseudo_perplexity, exact_match, bleu, classification, tag_f1)
+}
 
 
 class Evaluation:
@@ -27,7 +37,7 @@ class Evaluation:
 
     def __init__(self, config: RunConfig, heldout: PackedSet | None, objective: Objective, mesh: Mesh) -> None:
         self._config = config
-        self._metrics = config.evaluate.metrics if heldout is not None else ()
+        self.metrics = config.metrics if heldout is not None else ()
         if heldout is not None:
             num_hosts = hosts.process_count()
             loader = make_loader(
@@ -43,12 +53,12 @@ class Evaluation:
 
     def due(self, step: int) -> list[MetricConfig]:
         """The metrics to measure after this step; all of them after the last step."""
-        return [metric for metric in self._metrics if step == self._config.train.steps or self._is_due(metric, step)]
+        return [metric for metric in self.metrics if step == self._config.train.steps or self._is_due(metric, step)]
 
-    def measure(self, run: Run, metrics: Sequence[MetricConfig] | None = None) -> dict[str, float]:
+    def measure(self, run: Run, metrics: Sequence[MetricConfig] | None = None) -> MetricValues:
         """The values of these metrics; None measures all of them."""
-        values: dict[str, float] = {}
-        for metric in self._metrics if metrics is None else metrics:
+        values: MetricValues = {}
+        for metric in self.metrics if metrics is None else metrics:
             values |= METRICS[metric.kind](metric, run, self._heldout)
         return values
 

@@ -12,14 +12,14 @@ from jaxformer.convert.hub import local_directory
 from jaxformer.data import load_heldout
 from jaxformer.decode.api import generate
 from jaxformer.errors import UserError
-from jaxformer.evaluate.loop import Evaluation
+from jaxformer.evaluate.loop import Evaluation, MetricValues
 from jaxformer.objectives import make_objective
 from jaxformer.run import Run, load, quantized_run
 from jaxformer.rundir import RunDir
 from jaxformer.sharding import make_mesh
 
 
-def evaluate(path: str | Path, overrides: Sequence[str] = (), *, weights: str | None = None) -> dict[str, float]:
+def evaluate(path: str | Path, overrides: Sequence[str] = (), *, weights: str | None = None) -> MetricValues:
     """Compute the metrics of a run on its held-out data; a run directory also stores them in evaluation.json.
 
     Args:
@@ -62,30 +62,57 @@ LABELS = {
     "heldout_perplexity": ("held-out perplexity", "{:.2f}"),
     "heldout_bits_per_byte": ("bits per byte", "{:.3f}"),
     "heldout_accuracy": ("token accuracy", "{:.2%}"),
+    "masked_accuracy": ("masked accuracy", "{:.2%}"),
+    "pseudo_perplexity": ("pseudo-perplexity", "{:.2f}"),
     "exact_match": ("exact match", "{:.2%}"),
+    "bleu": ("BLEU", "{:.2f}"),
+    "chrf": ("chrF", "{:.2f}"),
+    "class_accuracy": ("accuracy", "{:.2%}"),
+    "f1": ("F1", "{:.2%}"),
+    "micro_f1": ("micro F1", "{:.2%}"),
+    "macro_f1": ("macro F1", "{:.2%}"),
+    "matthews": ("Matthews correlation", "{:.4f}"),
+    "pearson": ("Pearson correlation", "{:.4f}"),
+    "spearman": ("Spearman correlation", "{:.4f}"),
+    "tag_accuracy": ("tag accuracy", "{:.2%}"),
+    "tag_precision": ("entity precision", "{:.2%}"),
+    "tag_recall": ("recall", "{:.2%}"),
+    "tag_f1": ("F1", "{:.2%}"),
 }
 """Label and format of each metric. A metric without an entry is shown under its own name."""
 HIDDEN = ("step", "heldout_loss")
 
 
-def format_metrics(values: dict[str, float]) -> str:
+def format_metrics(values: MetricValues) -> str:
     """The metrics as one line; with int8 weights, a second line has their metrics and the difference."""
     plain = {name: value for name, value in values.items() if not name.startswith("int8_")}
     lines = [_format_line(plain)]
-    if "int8_heldout_loss" in values:
-        quantized = {name.removeprefix("int8_"): value for name, value in values.items() if name not in plain}
-        lost = quantized["heldout_loss"] - values["heldout_loss"]
-        change = quantized["heldout_perplexity"] / values["heldout_perplexity"] - 1
-        lines.append(
-            f"int8 weights: {_format_line(quantized)}   loss {lost:+.5f} nats per token, perplexity {change:+.3%}"
-        )
+    quantized = {name.removeprefix("int8_"): value for name, value in values.items() if name not in plain}
+    if quantized:
+        line = f"int8 weights: {_format_line(quantized)}"
+        if "heldout_loss" in quantized:
+            line += f"   loss {quantized['heldout_loss'] - values['heldout_loss']:+.5f}"
+        if "heldout_perplexity" in quantized:
+            change = quantized["heldout_perplexity"] / values["heldout_perplexity"] - 1
+            line += f" nats per token, perplexity {change:+.3%}"
+        lines.append(line)
     return "\n".join(lines)
 
 
-def _format_line(values: dict[str, float]) -> str:
-    labelled = [name for name in LABELS if name in values]
-    others = [name for name in values if name not in LABELS and name not in HIDDEN]
-    shown = [(*LABELS[name], values[name]) for name in labelled] + [(n, "{:.4g}", values[n]) for n in others]
+def format_evaluation(values: MetricValues) -> str:
+    """The metrics, and one line for each text that says how a number was computed, such as a BLEU signature."""
+    texts = [f"{name.replace('_', ' ')} {value}" for name, value in values.items() if isinstance(value, str)]
+    # Quantized weights do not change how a number is computed.
+    return "\n".join([format_metrics(values), *(line for line in texts if not line.startswith("int8 "))])
+
+
+def _format_line(values: MetricValues) -> str:
+    numbers = {name: value for name, value in values.items() if not isinstance(value, str)}
+    labelled = [name for name in LABELS if name in numbers]
+    others = [name for name in numbers if name not in LABELS and name not in HIDDEN]
+    shown = [(*LABELS[name], numbers[name]) for name in labelled] + [(n, "{:.4g}", numbers[n]) for n in others]
+    if not shown and "heldout_loss" in numbers:
+        shown = [("held-out loss", "{:.4f}", numbers["heldout_loss"])]
     return "   ".join(f"{label} {form.format(value)}" for label, form, value in shown)
 
 

@@ -22,12 +22,14 @@ from jaxformer.objectives import make_objective
 from jaxformer.run import Run
 from jaxformer.rundir import RunDir
 from jaxformer.sharding import global_batch
+from jaxformer.train.early_stopping import EarlyStopping
 from jaxformer.train.metrics import MetricWriter, peak_flops, step_flops
 from jaxformer.train.program import TrainProgram, train_program
 from jaxformer.train.progress import Bar, DivergedError, PhaseTimer, Recorder
 from jaxformer.train.report import (
     describe_complete_run,
     describe_data,
+    describe_early_stop,
     describe_model,
     explain_divergence,
     print_report,
@@ -62,8 +64,10 @@ def train(config: RunConfig, console: Console | None = None) -> Run:
     with Checkpoints(run_dir, config) as checkpoints, _stop_signals() as stopping:
         # -------------------------------------------------------- restore, start or init
         state, start = first_state(program, checkpoints)
-        if start >= config.train.steps:
-            console.print(describe_complete_run(run_dir, start, config.train.steps), soft_wrap=True)
+        patience = EarlyStopping(config, checkpoints.position if start else None)
+        if start >= config.train.steps or patience.stops:
+            reason = patience.reason if start < config.train.steps else None
+            console.print(describe_complete_run(run_dir, start, config.train.steps, reason), soft_wrap=True)
             return _make_run(program, state, tokenizer, start)
         write_run_files(config, tokenizer)  # only now, so that an invalid config leaves no run files behind
         if start == 0:
@@ -93,15 +97,19 @@ def train(config: RunConfig, console: Console | None = None) -> Run:
                     values = {}
                     if due:
                         with timer.phase("evaluation"):
-                            values = evaluation.measure(_make_run(program, state, tokenizer, step), due)
+                            run = _make_run(program, state, tokenizer, step)
+                            values = evaluation.measure(run, due)
+                            patience.add(step, values)
+                            if patience.stops:  # the end of the run, so that all metrics are due
+                                values |= evaluation.measure(run, [m for m in evaluation.metrics if m not in due])
                         recorder.attach(values)
                         console.print(f"step {step}/{steps}  {format_metrics(values)}", soft_wrap=True)
-                    if saves:
+                    if saves or patience.stops:
                         with timer.phase("checkpoints"):
-                            checkpoints.save(step, state, config, {"step": step}, values)
+                            checkpoints.save(step, state, config, {"step": step, **patience.history}, values)
                     if step == start + 1 or due or saves:
                         recorder.pause()  # compilation, evaluation and checkpoints do not count as training time
-                    if stops:
+                    if stops or patience.stops:
                         break
             except DivergedError as error:
                 raise DivergedError(explain_divergence(error, checkpoints)) from None
@@ -111,7 +119,9 @@ def train(config: RunConfig, console: Console | None = None) -> Run:
 
     # ------------------------------------------------------------ report
     run = _make_run(program, state, tokenizer, step)
-    if step < steps:
+    if patience.stops and step < steps:
+        console.print(describe_early_stop(step, patience.reason), soft_wrap=True)
+    elif step < steps:
         console.print(f"stopped at step {step}; the same command continues from there")
         return run
     if values:

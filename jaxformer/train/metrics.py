@@ -1,7 +1,6 @@
 """Metric files (JSON lines and TensorBoard events), and FLOP counts for MFU (model FLOPs utilisation)."""
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
@@ -11,7 +10,7 @@ from etils import epath
 from jaxformer import hosts
 from jaxformer.config import AttentionConfig, MlpConfig, ModelConfig, MoeConfig, RecurrentConfig, RunConfig, StackConfig
 from jaxformer.ops.recurrence import NUM_GATES
-from jaxformer.rundir import RunDir, write_file
+from jaxformer.rundir import RunDir, json_values, write_file
 
 # Dense bfloat16 peak of one device in FLOP/s, from the vendors' data sheets.
 PEAK_FLOPS = {
@@ -41,15 +40,15 @@ class MetricWriter:
         self._file = run_dir.metrics.open("a", encoding="utf-8")
         self._events = SummaryWriter(str(run_dir.tensorboard), purge_step=start_step + 1)
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append one JSON object; NaN and infinity become null, because JSON has no notation for them."""
+    def write(self, step: int, metrics: Mapping[str, float | str]) -> None:
+        """Append one JSON object; texts, such as a BLEU signature, are not in the TensorBoard events."""
         if self._file is None:
             return
-        values = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        self._file.write(json.dumps({"step": step, **values}) + "\n")
+        self._file.write(json.dumps({"step": step, **json_values(metrics)}) + "\n")
         self._file.flush()
         for name, value in metrics.items():
-            self._events.add_scalar(name, value, step)
+            if not isinstance(value, str):
+                self._events.add_scalar(name, value, step)
 
     def __enter__(self) -> "MetricWriter":
         return self

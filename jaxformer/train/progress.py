@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -50,7 +50,7 @@ class Recorder:
         self._step_flops, self._peak_flops = step_flops, peak_flops
         self._pending: deque[tuple[int, dict[str, jax.Array]]] = deque()
         self._latest: tuple[int, dict[str, float]] = (0, {})
-        self._held: tuple[int, dict[str, float]] | None = None
+        self._held: tuple[int, dict[str, float | str]] | None = None
         self._start_interval()
 
     def add(self, step: int, metrics: dict[str, jax.Array], input_wait: float) -> None:
@@ -65,7 +65,7 @@ class Recorder:
         while self._pending:
             self._process(*self._pending.popleft())
 
-    def attach(self, extra: dict[str, float]) -> None:
+    def attach(self, extra: Mapping[str, float | str]) -> None:
         """Log the latest step with the results of an evaluation, even if `log_every` would skip that step."""
         self._held = (self._latest[0], {**(self._held or self._latest)[1], **extra})
 

@@ -39,7 +39,15 @@ def describe_model(program: TrainProgram, state: TrainState, start: int) -> str:
     )
 
 
-def describe_complete_run(run_dir: RunDir, step: int, steps: int) -> str:
+def describe_early_stop(step: int, reason: str) -> str:
+    return f"stopped early at step {step}: {reason}"
+
+
+def describe_complete_run(run_dir: RunDir, step: int, steps: int, reason: str | None = None) -> str:
+    """`reason` says why the run stopped early; None if it did not."""
+    if reason is not None:
+        remedy = "raise train.early_stopping.patience or set train.early_stopping=none to continue it"
+        return f"the run in {run_dir} is complete, it {describe_early_stop(step, reason)}; {remedy}"
     reached = f"complete at step {step}" if step == steps else f"at step {step}, beyond train.steps={steps}"
     return f"the run in {run_dir} is {reached}; raise train.steps to continue it"
 

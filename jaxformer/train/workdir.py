@@ -17,6 +17,7 @@ from jaxformer.rundir import RunDir, existing_parent, write_json
 MAY_CHANGE = (
     "workdir",
     "train.steps",
+    "train.early_stopping",
     "train.log_every",
     "train.loss_chunks",
     "train.remat",

@@ -38,12 +38,15 @@ def test_the_guide_holds_the_reference():
         ("optim.algorithm.kind", ["type: adamw, adafactor, lion, sgd, muon"]),
         ("model.decoder.pattern", ["(kind transformer)", "list of BlockConfig, at least 1", "pattern.N.attention "]),
         ("model.decoder.pattern.0.mlp.moe.top_k", ["Number of experts per token."]),
-        ("data.train.paths", ["(kind text, jsonl, tsv, array_record)", "type: text or list of text, at least 1"]),
+        (
+            "data.train.paths",
+            ["(kind text, jsonl, tsv, conll, array_record)", "type: text or list of text, at least 1"],
+        ),
         ("train.dtype", ["type: auto, float32, bfloat16", "default: auto"]),
         ("evaluate.top_p", ["type: number (above 0, at most 1) or none"]),
         ("mesh.data", ["type: integer (at least -1)", "default: -1"]),
         ("train.freeze", ["list of ParameterSelector", "train.freeze.N.path"]),
-        ("evaluate.metrics", ["default: [perplexity]", "exact_match "]),
+        ("evaluate.metrics", ["default: none", "exact_match "]),
     ],
 )
 def test_help_of_a_key(key, lines, capsys):
@@ -75,7 +78,12 @@ def test_unknown_keys_name_the_nearest_ones(key, message, capsys):
 
 
 def test_a_kind_and_a_field_of_the_same_name_are_both_described():
-    assert [entry.kinds for entry in find_entries("data.train.text")] == [("text",), ("jsonl",), ("array_record",)]
+    assert [entry.kinds for entry in find_entries("data.train.text")] == [
+        ("text",),
+        ("jsonl",),
+        ("tsv",),
+        ("array_record",),
+    ]
 
 
 def test_every_listed_key_has_an_entry_of_its_own():

@@ -349,5 +349,7 @@ def test_encoder_only_models_are_rejected(decoder_run, never_compiles):
         ("stream", lambda: jf.stream(run, "a")),
         ("score", lambda: jf.score(run, ["a"])),
     ):
-        with pytest.raises(jf.UserError, match=f"{what}: an encoder-only model does not generate text; jf.fill_mask predicts"):
+        with pytest.raises(
+            jf.UserError, match=f"{what}: an encoder-only model does not generate text; jf.fill_mask predicts"
+        ):
             call()

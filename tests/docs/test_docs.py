@@ -208,7 +208,7 @@ def smaller_run(config: RunConfig, arguments: list[str]) -> list[str]:
     steps = 3 if any(argument.startswith("train.steps=") for argument in arguments) else 2
     overrides = [f"train.steps={steps}", "optim.schedule.warmup_steps=1", "train.log_every=1", "data.batch_size=8"]
     overrides += ["data.length=64", "evaluate.every=none", "evaluate.batches=1", "evaluate.max_new_tokens=4"]
-    for i, metric in enumerate(config.evaluate.metrics):
+    for i, metric in enumerate(config.evaluate.metrics or ()):
         if metric.kind == "exact_match":
             overrides.append(f"evaluate.metrics.{i}.num_examples=2")
     if config.data.train.kind == "dates":

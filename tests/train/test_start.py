@@ -178,7 +178,7 @@ def test_a_run_starts_from_another_and_resumes_without_it(trained, tmp_path, fre
     assert generate(again, ["doc"], max_new_tokens=4) == generate(resumed, ["doc"], max_new_tokens=4)
     saved = json.loads((tmp_path / "second" / "config.json").read_text())
     assert saved["model"] == trained.model.model_dump(mode="json")
-    assert saved["data"]["tokenizer"] == {"kind": "directory", "path": str(start)}
+    assert saved["data"]["tokenizer"] == {"kind": "directory", "path": str(start), "extra_tokens": []}
 
 
 def test_the_first_state_has_the_weights_of_train_start(trained, tmp_path):

@@ -28,7 +28,7 @@ from jaxformer.data.packing import packed_tokens
 from jaxformer.layers import Transformer, abstract_params, init_params
 from jaxformer.layers.partition import Partition
 from jaxformer.models import FAMILIES, preset
-from jaxformer.objectives.base import token_loss
+from jaxformer.objectives import Causal
 from jaxformer.ops.losses import LossOptions
 from jaxformer.train.optim import make_optimizer
 from jaxformer.train.state import init_state
@@ -152,7 +152,7 @@ def one_step(model: ModelConfig) -> tuple[float, float, float]:
     config = RunConfig(model=model, optim=OPTIM, train=TrainConfig(steps=10, loss_chunks=1))
     optimizer = make_optimizer(config.optim, config.train.steps, abstract_params(model)[1])
     partition, batch = Partition(model, ()), make_batch(model)
-    parts = StepParts(config, Transformer(model), token_loss, LossOptions(), optimizer, partition)
+    parts = StepParts(config, Transformer(model), Causal, LossOptions(), optimizer, partition)
 
     @jax.jit
     def run():

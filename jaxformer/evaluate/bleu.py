@@ -1,0 +1,34 @@
+"""BLEU and chrF of a sequence-to-sequence model on held-out pairs, computed by sacreBLEU (arXiv:1804.08771)."""
+
+from sacrebleu.metrics import BLEU, CHRF
+
+from jaxformer.config import Bleu
+from jaxformer.decode.api import generate
+from jaxformer.evaluate.exact_match import max_output_length
+from jaxformer.evaluate.heldout import HeldOut
+from jaxformer.run import Run
+
+
+def bleu(config: Bleu, run: Run, heldout: HeldOut) -> dict[str, float | str]:
+    """BLEU and chrF between 0 and 100, and the signatures that say how sacreBLEU computed them."""
+    documents = heldout.documents()
+    num_examples = min(config.num_examples or len(documents), len(documents))
+    pairs = [documents[i] for i in range(num_examples)]
+    outputs = generate(
+        run,
+        [pair["inputs"] for pair in pairs],
+        max_new_tokens=config.max_new_tokens or max_output_length(run),
+        num_beams=config.num_beams,
+        length_penalty=config.length_penalty,
+        batch_size=max(config.batch_size, config.num_beams),
+    )
+    return corpus_scores(outputs, [pair["targets"] for pair in pairs], config.tokenize, config.lowercase)
+
+
+def corpus_scores(outputs: list[str], targets: list[str], tokenize: str, lowercase: bool) -> dict[str, float | str]:
+    """BLEU and chrF of outputs with one reference each, and their signatures."""
+    values: dict[str, float | str] = {}
+    for name, metric in (("bleu", BLEU(tokenize=tokenize, lowercase=lowercase)), ("chrf", CHRF(lowercase=lowercase))):
+        values[name] = metric.corpus_score(outputs, [targets]).score
+        values[f"{name}_signature"] = str(metric.get_signature())
+    return values
