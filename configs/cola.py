@@ -69,7 +69,7 @@ def config() -> RunConfig:
             batch_size=32,
         ),
         optim=OptimConfig(learning_rate=1e-3, schedule=Linear(warmup_steps=500), weight_decay=0.01),
-        train=TrainConfig(steps=6000),
+        train=TrainConfig(steps=5000),
         checkpoint=CheckpointConfig(every=1000),
         evaluate=EvaluateConfig(every=1000),
     )
@@ -95,8 +95,8 @@ def classifier(seed: int, pretrained: bool) -> RunConfig:
             too_long="truncate",
         ),
         optim=OptimConfig(learning_rate=1e-4, schedule=Linear(warmup_steps=200), weight_decay=0.01),
-        train=TrainConfig(steps=2500, start=StartConfig(path=PRETRAINED) if pretrained else None),
-        checkpoint=CheckpointConfig(every=2500, keep_best=0),
+        train=TrainConfig(steps=2000, start=StartConfig(path=PRETRAINED) if pretrained else None),
+        checkpoint=CheckpointConfig(every=500, keep_best=0),
         evaluate=EvaluateConfig(every=250, metrics=(Classification(),)),
     )
 

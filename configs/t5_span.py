@@ -57,9 +57,9 @@ def config() -> RunConfig:
             batch_size=32,
         ),
         optim=OptimConfig(learning_rate=3e-3, schedule=InverseSqrt(warmup_steps=500)),
-        train=TrainConfig(steps=4000),
-        checkpoint=CheckpointConfig(every=1000),
-        evaluate=EvaluateConfig(every=1000),
+        train=TrainConfig(steps=2500),
+        checkpoint=CheckpointConfig(every=500),
+        evaluate=EvaluateConfig(every=500),
     )
 
 
@@ -80,7 +80,7 @@ def translator(pretrained: bool) -> RunConfig:
             batch_size=32,
         ),
         optim=OptimConfig(learning_rate=2e-3, schedule=InverseSqrt(warmup_steps=300)),
-        train=TrainConfig(steps=2000, label_smoothing=0.1, start=StartConfig(path=PRETRAINED) if pretrained else None),
+        train=TrainConfig(steps=1500, label_smoothing=0.1, start=StartConfig(path=PRETRAINED) if pretrained else None),
         checkpoint=CheckpointConfig(every=500),
         evaluate=EvaluateConfig(every=250, metrics=(Perplexity(), Bleu(every="end", num_examples=1014, num_beams=4))),
     )

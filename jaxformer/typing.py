@@ -54,6 +54,8 @@ class BatchLayout(NamedTuple):
     """Number of predicted positions per row; 0 if every position is predicted."""
     has_types: bool = False
     """Whether `Batch.tokens` has token types."""
+    has_prefix: bool = False
+    """Whether `Batch.tokens` marks the tokens of a bidirectional prefix."""
     num_labels: int = 0
     """Number of labels per row; 0 if rows are not labelled."""
     float_labels: bool = False
@@ -78,6 +80,8 @@ def abstract_batch(layout: BatchLayout, num_rows: int) -> Batch:
     target, source = tokens(layout.length), tokens(layout.source_length) if layout.source_length else None
     if layout.has_types:
         target = target._replace(types=target.ids)
+    if layout.has_prefix:
+        target = target._replace(prefix=array(layout.length, dtype=jnp.bool_))
     if layout.num_labels:
         labels = array(layout.num_labels, dtype=jnp.float32) if layout.float_labels else array()
         return Batch(target, weights=array(dtype=jnp.float32), source=source, labels=labels)

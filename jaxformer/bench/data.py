@@ -98,7 +98,7 @@ def _model(objective: ObjectiveConfig) -> ModelConfig:
     if "encoder-decoder" in objective.shapes and objective.head == "vocabulary":
         return vaswani(**SHAPE)
     if "encoder-only" not in objective.shapes:
-        return llama(**SHAPE)
+        return llama(**SHAPE).replace(prefix=objective.has_prefix)
     model = bert(**SHAPE)
     if objective.head == "vocabulary":
         return model

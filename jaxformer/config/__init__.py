@@ -79,6 +79,7 @@ from jaxformer.config.objectives import (
     Infill as Infill,
     Masked as Masked,
     ObjectiveConfig as ObjectiveConfig,
+    Prefix as Prefix,
     Seq2Seq as Seq2Seq,
     Span as Span,
     Tag as Tag,

@@ -519,6 +519,9 @@ class ModelConfig(Config):
     """Output head. None: the model has no logits over the vocabulary, only hidden states."""
     pooler: PoolerConfig | None = None
     """Head for classification, tagging and sentence vectors. None: no such head."""
+    prefix: bool = False
+    """Prefix language model: the tokens of a prompt attend to each other in both directions, in generation and in the
+    objective `prefix`; only for decoder-only transformers."""
     context_length: PositiveInt | None = None
     """Maximum sequence length in tokens, if lower than that of the position embeddings. None: no further limit."""
     special: SpecialIds = SpecialIds()
@@ -555,6 +558,12 @@ class ModelConfig(Config):
                 )
         if self.encoder is not None and any(b.cross_attention is not None for b in self.encoder.blocks):
             raise ValueError("encoder has cross_attention: only a decoder attends to another stack, set it to none")
+        if self.prefix and (self.shape != "decoder-only" or isinstance(self.decoder, RecurrentConfig)):
+            kind = "recurrent" if isinstance(self.decoder, RecurrentConfig) else self.shape
+            raise ValueError(
+                f"prefix=true on a model that is {kind}: only a decoder-only transformer can read its prompt in both "
+                "directions, set false"
+            )
         if self.source_vocab_size is not None and self.shape != "encoder-decoder":
             raise ValueError(
                 f"source_vocab_size={self.source_vocab_size} on a model that is {self.shape}: only an encoder-decoder "

@@ -29,6 +29,8 @@ class ObjectiveConfig(Config):
     """Model shapes that the objective can train."""
     head: ClassVar[Literal["vocabulary", "classes", "tags"]] = "vocabulary"
     """What the model must predict: tokens of the vocabulary, classes of texts, or classes of tokens (tags)."""
+    has_prefix: ClassVar[bool] = False
+    """Whether the objective trains prefix language models, which have `model.prefix`, and no others."""
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -45,6 +47,16 @@ class ObjectiveConfig(Config):
             raise ValueError(
                 f"data.objective.kind={self.kind} needs a model that is {' or '.join(self.shapes)}, but model is "
                 f"{model.shape}: change the objective or the stacks"
+            )
+        if model.prefix and not self.has_prefix:
+            raise ValueError(
+                f"data.objective.kind={self.kind} does not train prefix language models, but model.prefix=true: set "
+                "model.prefix=false or data.objective.kind=prefix"
+            )
+        if self.has_prefix and not model.prefix:
+            raise ValueError(
+                f"data.objective.kind={self.kind} trains a model to read prompts in both directions, but "
+                "model.prefix=false: set model.prefix=true or data.objective.kind=causal"
             )
         if self.head == "vocabulary" and model.head is None:
             raise ValueError(f"data.objective.kind={self.kind} predicts tokens, but model.head is none: set a head")
@@ -68,6 +80,33 @@ class Causal(ObjectiveConfig):
 
     shapes: ClassVar[tuple[ModelShape, ...]] = ("decoder-only",)
     kind: Literal["causal"] = "causal"
+
+
+class Prefix(ObjectiveConfig):
+    """Prefix language modelling: predict the tokens that follow a prefix, whose tokens attend to each other in both
+    directions (arXiv:1910.10683, section 3.2.1). The model needs `model.prefix`."""
+
+    shapes: ClassVar[tuple[ModelShape, ...]] = ("decoder-only",)
+    has_prefix: ClassVar[bool] = True
+    kind: Literal["prefix"] = "prefix"
+    fields: Literal["text", "pairs"] = "text"
+    """text: a random part at the beginning of each text is the prefix, drawn again in every step; pairs: the inputs of
+    a pair are the prefix of its targets."""
+    min_fraction: Share = 0.0
+    """Smallest fraction of the tokens of a text that is the prefix; it always has at least one token."""
+    max_fraction: Share = 1.0
+    """Largest fraction of the tokens of a text that is the prefix; at least one token is predicted."""
+
+    @model_validator(mode="after")
+    def _fractions_in_order(self) -> "Prefix":
+        if self.min_fraction > self.max_fraction:
+            raise ValueError(
+                f"min_fraction={self.min_fraction} is more than max_fraction={self.max_fraction}: lower it"
+            )
+        return self
+
+    def batch_layout(self, length: int, model: ModelConfig) -> BatchLayout:
+        return BatchLayout(length, has_prefix=True)
 
 
 class Masked(ObjectiveConfig):
@@ -223,8 +262,18 @@ class Tag(ObjectiveConfig):
     kind: Literal["tag"] = "tag"
 
 
-OBJECTIVE_CONFIGS: tuple[type[ObjectiveConfig], ...] = (Causal, Masked, Seq2Seq, Span, Ul2, Infill, Classify, Tag)
+OBJECTIVE_CONFIGS: tuple[type[ObjectiveConfig], ...] = (
+    Causal,
+    Prefix,
+    Masked,
+    Seq2Seq,
+    Span,
+    Ul2,
+    Infill,
+    Classify,
+    Tag,
+)
 Objective = Annotated[
-    Causal | Masked | Seq2Seq | Span | Ul2 | Infill | Classify | Tag,
+    Causal | Prefix | Masked | Seq2Seq | Span | Ul2 | Infill | Classify | Tag,
     Field(discriminator="kind"),
 ]

@@ -21,7 +21,7 @@ from jaxformer.layers.linear import Runtime
 from jaxformer.ops.masks import Mask
 from jaxformer.ops.recurrence import RecurrentState, empty_state
 from jaxformer.sharding import constrain
-from jaxformer.typing import Array, Float, Int
+from jaxformer.typing import Array, Bool, Float, Int
 
 
 class Int8Array(NamedTuple):
@@ -43,7 +43,12 @@ class FullCache:
     v: CacheArray
 
     def extend(
-        self, new: KeysValues, start_B: Int[Array, " B"], lengths_B: Int[Array, " B"], window: int | None
+        self,
+        new: KeysValues,
+        start_B: Int[Array, " B"],
+        lengths_B: Int[Array, " B"],
+        window: int | None,
+        prefix_BT: Bool[Array, "B T"] | None = None,
     ) -> tuple["FullCache", KeysValues, Mask]:
         """Write new keys and values; returns the cache, the keys and values to attend to, and the attention mask.
 
@@ -52,8 +57,9 @@ class FullCache:
         # The padding after the `lengths_B` new tokens of a row is written too. The causal mask hides it until the next
         # tokens overwrite it.
         written = FullCache(*(_write(old, part, start_B) for old, part in zip((self.k, self.v), new, strict=True)))
-        mask = Mask(causal=True, window=window, q_offset=start_B)
-        return written, KeysValues(*(_dequantize(part, new.k_BKSH.dtype) for part in (written.k, written.v))), mask
+        visible = KeysValues(*(_dequantize(part, new.k_BKSH.dtype) for part in (written.k, written.v)))
+        prefix_BS = None if prefix_BT is None else _place(prefix_BT, start_B, visible.k_BKSH.shape[2])
+        return written, visible, Mask(causal=True, window=window, q_offset=start_B, prefix=prefix_BS)
 
 
 @jax.tree_util.register_dataclass
@@ -69,7 +75,12 @@ class RingCache:
     size: int = field(metadata={"static": True})
 
     def extend(
-        self, new: KeysValues, start_B: Int[Array, " B"], lengths_B: Int[Array, " B"], window: int | None
+        self,
+        new: KeysValues,
+        start_B: Int[Array, " B"],
+        lengths_B: Int[Array, " B"],
+        window: int | None,
+        prefix_BT: Bool[Array, "B T"] | None = None,
     ) -> tuple["RingCache", KeysValues, Mask]:
         """See `FullCache.extend`."""
         if new.k_BKSH.shape[2] == 1:
@@ -83,7 +94,9 @@ class RingCache:
             for old, part in zip((self.k, self.v), fresh, strict=True)
         ]
         token_BS = jnp.concatenate([self._token_index(start_B), start_B[:, None] + jnp.arange(T)], axis=1)
-        mask = Mask(causal=True, window=window, q_offset=start_B, kv_index=token_BS)
+        # Keys in the ring precede all new queries, so they are visible without being marked as prefix.
+        prefix_BS = None if prefix_BT is None else jnp.pad(prefix_BT, ((0, 0), (self.size, 0)))
+        mask = Mask(causal=True, window=window, q_offset=start_B, prefix=prefix_BS, kv_index=token_BS)
         # Which of the T new tokens each entry of the ring holds afterwards; negative if it keeps its old token.
         new_BR = self._token_index(start_B + lengths_B) - start_B[:, None]
         merged = [_merge(old, part, new_BR) for old, part in zip((self.k, self.v), fresh, strict=True)]
@@ -166,6 +179,13 @@ def _write(cache: CacheArray, new_BKTH: Float[Array, "B K T H"], start_B: Int[Ar
         return _shard(jax.vmap(write_row)(old_BKSH, new_BKTH, start_B))
 
     return jax.tree.map(write_all, cache, _quantize_like(cache, new_BKTH))
+
+
+def _place(new_BT: Bool[Array, "B T"], start_B: Int[Array, " B"], length: int) -> Bool[Array, "B S"]:
+    """Put the flags of new tokens at the index of their keys; all other keys have the flag False."""
+    new_BS = jnp.arange(length) - start_B[:, None]
+    is_new_BS = (new_BS >= 0) & (new_BS < new_BT.shape[1])
+    return is_new_BS & jnp.take_along_axis(new_BT, jnp.clip(new_BS, 0, new_BT.shape[1] - 1), axis=1)
 
 
 def _merge(cache: CacheArray, new: CacheArray, new_BR: Int[Array, "B R"]) -> CacheArray:

@@ -81,7 +81,10 @@ class DecodeState(NamedTuple):
 def prefill(
     model: Transformer, params: Params, prompt: Prompt, *, capacity: int
 ) -> tuple[ModelState, Float[Array, "B V"]]:
-    """Run the prompts through the model; returns caches for `capacity` tokens and the logits after each prompt."""
+    """Run the prompts through the model; returns caches for `capacity` tokens and the logits after each prompt.
+
+    A prefix language model reads the prompts bidirectionally, so they must be complete.
+    """
     cross = segments_BS = None
     if prompt.source is not None:
         source_BSD = model.apply({"params": params}, prompt.source, method="encode")
@@ -90,7 +93,7 @@ def prefill(
         segments_BS = prompt.source.segments
     caches = make_caches(model.config, prompt.ids.shape[0], capacity, model.runtime, cross)
     state = ModelState(caches, jnp.zeros_like(prompt.lengths), segments_BS)
-    return append_tokens(model, params, state, prompt.ids, prompt.lengths)
+    return append_tokens(model, params, state, prompt.ids, prompt.lengths, is_prefix=model.config.prefix)
 
 
 @partial(jax.jit, static_argnames="model", donate_argnames="state")
@@ -115,12 +118,22 @@ def token_step(
 
 
 def append_tokens(
-    model: Transformer, params: Params, state: ModelState, ids_BT: Int[Array, "B T"], lengths_B: Int[Array, " B"]
+    model: Transformer,
+    params: Params,
+    state: ModelState,
+    ids_BT: Int[Array, "B T"],
+    lengths_B: Int[Array, " B"],
+    is_prefix: bool = False,
 ) -> tuple[ModelState, Float[Array, "B V"]]:
-    """Append right-padded tokens to each row; returns the logits after the last real token of each."""
+    """Append right-padded tokens to each row; returns the logits after the last real token of each.
+
+    Args:
+      is_prefix: all new tokens of a row attend to each other, as in the prompt of a prefix language model.
+    """
     index_T = jnp.arange(ids_BT.shape[1])
-    real_BT = (index_T < lengths_B[:, None]).astype(jnp.int32)
-    tokens = Tokens(ids_BT, state.lengths_B[:, None] + index_T, real_BT)
+    real_BT = index_T < lengths_B[:, None]
+    positions_BT = state.lengths_B[:, None] + index_T
+    tokens = Tokens(ids_BT, positions_BT, real_BT.astype(jnp.int32), prefix=real_BT if is_prefix else None)
     hidden_BTD, caches = model.apply(
         {"params": params}, tokens, state.lengths_B, state.caches, state.source_segments_BS, method="extend"
     )

@@ -42,6 +42,8 @@ def score(
     An encoder-decoder also needs one input per target. Its decoder starts from the decoder start token, so no value is
     NaN. Target texts are encoded without special ids; to score eos as well, pass ids.
 
+    A prefix language model may have inputs too: each is the prompt, read in both directions, that its target follows.
+
     Args:
       add_bos: prepend bos to each target of a decoder-only model, so that its first token is scored too. There is no
         value for bos itself. If the tokenizer adds bos already, the model reads it twice.
@@ -49,18 +51,20 @@ def score(
     check_decoder(run, "score")
     shape = run.config.model.shape
     has_source = shape == "encoder-decoder"
-    if (inputs is not None) != has_source:
+    has_prompt = run.config.model.prefix and inputs is not None
+    if (inputs is not None) != has_source and not has_prompt:
         need = "needs inputs, one per target" if inputs is None else "takes no inputs; leave them out"
         raise UserError(f"score: this {shape} model {need}")
-    if add_bos and has_source:
-        raise UserError(
-            "score: add_bos=True: an encoder-decoder starts from its decoder start token; leave add_bos out"
-        )
-    ids = encode_texts(run, targets, "encode_batch" if has_source else "encode_prompt")
+    if add_bos and inputs is not None:
+        start = "an encoder-decoder starts from its decoder start token" if has_source else "the inputs come first"
+        raise UserError(f"score: add_bos=True: {start}; leave add_bos out")
+    ids = encode_texts(run, targets, "encode_prompt" if inputs is None else "encode_batch")
     sources = encode_sources(run, inputs) if has_source else None
-    if sources is not None and len(sources) != len(ids):
-        raise UserError(f"score: {len(ids)} targets but {len(sources)} inputs: give one input per target")
-    check_context(run, ids, "target")
+    prompts = encode_prompts(run, inputs) if has_prompt else None
+    for given in (sources, prompts):
+        if given is not None and len(given) != len(ids):
+            raise UserError(f"score: {len(ids)} targets but {len(given)} inputs: give one input per target")
+    check_context(run, ids if prompts is None else [a + b for a, b in zip(prompts, ids, strict=True)], "target")
     check_context(run, sources or [], "input")
     if has_source:
         first_id = decoder_start_id(run)
@@ -69,8 +73,25 @@ def score(
     scores: list[Float[np.ndarray, " T"]] = []
     for start in range(0, len(ids), BATCH_SIZE):
         batch = slice(start, start + BATCH_SIZE)
-        scores += _score_batch(run, ids[batch], None if sources is None else sources[batch], first_id)
+        if prompts is None:
+            scores += _score_batch(run, ids[batch], None if sources is None else sources[batch], first_id)
+        else:
+            scores += _score_after_prompts(run, ids[batch], prompts[batch])
     return scores
+
+
+def _score_after_prompts(run: Run, ids: list[list[int]], prompts: list[list[int]]) -> list[Float[np.ndarray, " T"]]:
+    """Scores of targets that follow the prompts of a prefix language model."""
+    rows, size = [a + b for a, b in zip(prompts, ids, strict=True)], pad_batch_size(run, len(ids))
+    previous = make_tokens([row[:-1] for row in rows], size)
+    length = previous.ids.shape[1]
+    is_prompt_BT = pad_rows([[1] * min(len(prompt), length) for prompt in prompts], size, length) > 0
+    targets_BT = pad_rows([row[1:] for row in rows], size, length)
+    with use_mesh(run):
+        tokens = previous._replace(prefix=jnp.asarray(is_prompt_BT) & (previous.segments > 0))
+        scores_BT = np.asarray(_log_probs(run.model, run.params, tokens, targets_BT, None))
+    ends = [(len(prompt) - 1, len(row) - 1) for prompt, row in zip(prompts, rows, strict=True)]
+    return [scores_BT[i, start:end] for i, (start, end) in enumerate(ends)]
 
 
 def _score_batch(
@@ -110,6 +131,7 @@ def forward(
     mask: Int[Array, "B T"] | None = None,
     inputs_mask: Int[Array, "B S"] | None = None,
     types: Int[Array, "B T"] | None = None,
+    prefix: Int[Array, "B T"] | None = None,
 ) -> Float[Array, "B T V"]:
     """Logits of every position, or hidden states [B, T, D] of a model without a head. Masks are 1 for real tokens.
 
@@ -118,6 +140,7 @@ def forward(
     Args:
       inputs: the source of an encoder-decoder.
       types: token type ids, for models that have token type embeddings; None means type 0 for every token.
+      prefix: 1 for the tokens that a prefix language model reads in both directions; None means no token.
     """
     shape = run.config.model.shape
     if (inputs is not None) != (shape == "encoder-decoder"):
@@ -127,6 +150,8 @@ def forward(
     if types is not None:
         _check_types(run, target.ids, np.asarray(types))
         target = target._replace(types=jnp.asarray(types))
+    if prefix is not None:
+        target = target._replace(prefix=_check_prefix(run, target.ids, np.asarray(prefix)))
     source = None
     if inputs is not None:
         source = tokens_from_ids(jnp.asarray(inputs), None if inputs_mask is None else jnp.asarray(inputs_mask))
@@ -155,6 +180,14 @@ def _check_types(run: Run, ids: Array, types: np.ndarray) -> None:
         )
 
 
+def _check_prefix(run: Run, ids: Array, prefix: np.ndarray) -> Array:
+    if not run.config.model.prefix:
+        raise UserError("forward: this model is no prefix language model (model.prefix=false); leave prefix out")
+    if prefix.shape != ids.shape:
+        raise UserError(f"forward: prefix has shape {prefix.shape} but tokens {ids.shape}: give one value per token")
+    return jnp.asarray(prefix) != 0
+
+
 # ---------------------------------------------------------------- embeddings
 POOLINGS = {"mean": "mean", "cls": "first", "last": "last"}
 
@@ -177,6 +210,8 @@ def embed(run: Run, texts: Sequence[Text], pooling: str = "mean", normalize: boo
     for start in range(0, len(ids), BATCH_SIZE):
         rows = ids[start : start + BATCH_SIZE]
         tokens = make_tokens(rows, pad_batch_size(run, len(rows)))
+        if run.config.model.prefix:
+            tokens = tokens._replace(prefix=tokens.segments > 0)
         with use_mesh(run):
             x_BD = _embed(run.model, run.params, tokens, pooling=POOLINGS[pooling], normalize=normalize)
         vectors.append(np.asarray(x_BD)[: len(rows)])

@@ -279,13 +279,15 @@ def _pad_source(state: DecodeState, length: int) -> DecodeState:
 def prefill_in_chunks(model: Transformer, params: Params, prompt: Prompt, capacity: int) -> Prefilled:
     """Prefill prompts of any length, `PREFILL_CHUNK` tokens at a time."""
     length = prompt.ids.shape[1]
-    first = prompt._replace(ids=prompt.ids[:, :PREFILL_CHUNK], lengths=np.minimum(prompt.lengths, PREFILL_CHUNK))
+    # The first token of a bidirectional prompt attends to the last one, so both must be in the same chunk.
+    chunk = length if model.config.prefix else PREFILL_CHUNK
+    first = prompt._replace(ids=prompt.ids[:, :chunk], lengths=np.minimum(prompt.lengths, chunk))
     state, logits_BV = prefill(model, params, first, capacity=capacity)
-    for start in range(PREFILL_CHUNK, length, PREFILL_CHUNK):
+    for start in range(chunk, length, chunk):
         # The last chunk may be shorter. Padding it to a full one could exceed the capacity of the cache:
         # `dynamic_update_slice` would then shift the write back and overwrite earlier tokens.
-        ids_BT = prompt.ids[:, start : start + PREFILL_CHUNK]
-        lengths_B = np.clip(prompt.lengths - start, 0, PREFILL_CHUNK)
+        ids_BT = prompt.ids[:, start : start + chunk]
+        lengths_B = np.clip(prompt.lengths - start, 0, chunk)
         state, logits_BV = prefill_chunk(model, params, state, logits_BV, ids_BT, lengths_B)
     return Prefilled(state, logits_BV, prompt._replace(source=None))
 

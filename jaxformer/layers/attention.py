@@ -15,7 +15,7 @@ from jaxformer.ops.attention import AttentionInputs, AttentionParams, attend
 from jaxformer.ops.biases import Bias, SlopeBias
 from jaxformer.ops.masks import Mask
 from jaxformer.ops.positions import RopeTables, apply_rope
-from jaxformer.typing import Array, Float, Int
+from jaxformer.typing import Array, Bool, Float, Int
 
 
 class KeysValues(NamedTuple):
@@ -27,9 +27,17 @@ class Cache(Protocol):
     """The interface of a KV cache that self-attention uses; `decode` has the implementations."""
 
     def extend(
-        self, new: KeysValues, start_B: Int[Array, " B"], lengths_B: Int[Array, " B"], window: int | None
+        self,
+        new: KeysValues,
+        start_B: Int[Array, " B"],
+        lengths_B: Int[Array, " B"],
+        window: int | None,
+        prefix_BT: Bool[Array, "B T"] | None = None,
     ) -> tuple["Cache", KeysValues, Mask]:
-        """Write the first `lengths_B` tokens of `new` at index `start_B`; return all keys and values and their mask."""
+        """Write the first `lengths_B` tokens of `new` at index `start_B`; return all keys and values and their mask.
+
+        New tokens in `prefix_BT` are visible to all new tokens.
+        """
 
 
 class Attention(nn.Module):

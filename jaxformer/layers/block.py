@@ -17,7 +17,7 @@ from jaxformer.ops.elementwise import dropout, split_key
 from jaxformer.ops.masks import Mask
 from jaxformer.ops.positions import RopeTables, rope_tables
 from jaxformer.sharding import constrain
-from jaxformer.typing import Array, Float, Int
+from jaxformer.typing import Array, Bool, Float, Int
 
 
 @jax.tree_util.register_dataclass
@@ -36,6 +36,8 @@ class Context:
     """The bias of every self-attention layer in the stack."""
     rope: tuple[RopeTables, ...] = ()
     """One entry for every distinct rotary encoding in the stack."""
+    prefix_BT: Bool[Array, "B T"] | None = None
+    """Tokens that earlier tokens of their segment attend to as well, despite a causal mask."""
 
     def with_rope(self, blocks: Sequence[BlockConfig]) -> "Context":
         """Add the rotary tables of these blocks, computed once per forward pass rather than in every layer."""
@@ -113,14 +115,14 @@ class Block(nn.Module):
     def _self_attention(
         self, h_BTD: jax.Array, context: Context, cache: LayerCache | None, key: jax.Array | None
     ) -> tuple[jax.Array, LayerCache | None]:
-        cfg, segments = self.config.attention, context.segments_BT
+        cfg, segments, prefix = self.config.attention, context.segments_BT, context.prefix_BT
         rope = context.rope_of(cfg)
         kv = self.attention.keys_values(h_BTD, rope)
         if cache is None:
-            mask = Mask(cfg.causal, cfg.window, q_segments=segments, kv_segments=segments)
+            mask = Mask(cfg.causal, cfg.window, q_segments=segments, kv_segments=segments, prefix=prefix)
         else:
             lengths_B = (segments != 0).sum(axis=1)
-            store, kv, mask = cache.attention.extend(kv, context.start_B, lengths_B, cfg.window)
+            store, kv, mask = cache.attention.extend(kv, context.start_B, lengths_B, cfg.window, prefix)
             cache = cache._replace(attention=store)
         return self.attention(h_BTD, kv, mask, rope, context.bias, key), cache
 

@@ -59,7 +59,13 @@ class Transformer(nn.Module):
             return self._encode(tokens, key)
         keys = split_key(key, 3)
         source_BSD, source_loss = (None, None) if source is None else self._encode(source, keys[0])
-        context = Context(tokens.positions, tokens.segments, source_BSD, None if source is None else source.segments)
+        context = Context(
+            tokens.positions,
+            tokens.segments,
+            source_BSD,
+            None if source is None else source.segments,
+            prefix_BT=tokens.prefix,
+        )
         hidden_BTD, loss = self.decoder(self.embedding(tokens, keys[1]), context, keys[2])
         losses = [part for part in (source_loss, loss) if part is not None]
         return hidden_BTD, sum(losses) if losses else None
@@ -94,7 +100,13 @@ class Transformer(nn.Module):
         source_segments_BS: Int[Array, "B S"] | None = None,
     ) -> tuple[Float[Array, "B T D"], tuple[LayerCache, ...]]:
         """Hidden states of new tokens that follow those in the caches, and the updated caches."""
-        context = Context(tokens.positions, tokens.segments, source_segments_BS=source_segments_BS, start_B=start_B)
+        context = Context(
+            tokens.positions,
+            tokens.segments,
+            source_segments_BS=source_segments_BS,
+            start_B=start_B,
+            prefix_BT=tokens.prefix,
+        )
         return self.decoder.extend(self.embedding(tokens), context, caches)
 
     def _encode(self, source: Tokens, key: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:

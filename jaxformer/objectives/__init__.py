@@ -11,13 +11,14 @@ from jaxformer.objectives.causal import Causal
 from jaxformer.objectives.classify import Classify
 from jaxformer.objectives.infill import Infill
 from jaxformer.objectives.masked import Masked
+from jaxformer.objectives.prefix import Prefix
 from jaxformer.objectives.seq2seq import Seq2Seq
 from jaxformer.objectives.span import Span
 from jaxformer.objectives.tag import Tag
 from jaxformer.objectives.ul2 import Ul2
 
 OBJECTIVES: dict[str, type[Objective]] = {
-    objective.kind: objective for objective in (Causal, Masked, Seq2Seq, Span, Ul2, Infill, Classify, Tag)
+    objective.kind: objective for objective in (Causal, Prefix, Masked, Seq2Seq, Span, Ul2, Infill, Classify, Tag)
 }
 
 

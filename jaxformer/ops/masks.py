@@ -31,8 +31,8 @@ class Mask:
     kv_segments: Int[Array, "B S"] | None = None
     q_offset: Int[Array, " B"] | None = None
     """Index of the first query among the keys; None means 0. Set when queries extend a KV cache."""
-    prefix: Int[Array, " B"] | None = None
-    """Keys before this index are visible to earlier queries too, despite `causal` (prefix language models)."""
+    prefix: Bool[Array, "B S"] | None = None
+    """Keys that are visible to earlier queries too, despite `causal` (prefix language models)."""
     kv_lengths: Int[Array, " B"] | None = None
     """Keys from this index on are unused."""
     kv_index: Int[Array, "B S"] | None = None
@@ -47,7 +47,7 @@ def dense_mask(mask: Mask, queries: tuple[int, int], keys: tuple[int, int]) -> B
     if mask.causal:
         seen = distance_BTS <= 0
         if mask.prefix is not None:
-            seen = seen | (k_BS < mask.prefix[:, None, None])
+            seen = seen | mask.prefix[:, None, slice(*keys)]
         conditions.append(seen)
     if mask.window is not None:
         conditions.append(jnp.abs(distance_BTS) < mask.window)

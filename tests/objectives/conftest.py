@@ -13,6 +13,7 @@ from jaxformer.config import (
     ModelConfig,
     ObjectiveConfig,
     PoolerConfig,
+    Prefix,
     RunConfig,
     Seq2Seq,
     Span,
@@ -45,6 +46,11 @@ def _text_case(model: ModelConfig, objective: type[ObjectiveConfig], **fixed):
 _SEQ2SEQ = vaswani(**SHAPE, mlp_dim=8)
 CASES = {
     "causal": _text_case(gpt2(**SHAPE), Causal),
+    "prefix": lambda fields="text", **options: (
+        gpt2(**SHAPE).replace(prefix=True),
+        MemorySource(documents=DOCUMENTS) if fields == "text" else MemorySource(pairs=PAIRS),
+        Prefix(fields=fields, **options),
+    ),
     "masked": _text_case(encoder(), Masked),
     "span": _text_case(_SEQ2SEQ, Span, input_length=32),
     "ul2": _text_case(_SEQ2SEQ, Ul2, input_length=32),
@@ -70,12 +76,12 @@ def make_config(kind: str, **options) -> RunConfig:
     return RunConfig(model=model, data=data)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def config_for():
     return make_config
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def objective_for():
     """A function that makes an objective; `options` are keys of its config."""
 

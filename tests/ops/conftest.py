@@ -21,11 +21,11 @@ def visible() -> Callable[[Mask, int, int, int], np.ndarray]:
 def _sees(mask: Mask, b: int, t: int, s: int) -> bool:
     if mask.q_segments is not None and mask.q_segments[b][t] != mask.kv_segments[b][s]:
         return False
+    in_prefix = mask.prefix is not None and bool(mask.prefix[b][s])
     s = s if mask.kv_index is None else int(mask.kv_index[b][s])
     if s < 0:
         return False
     index = t + (0 if mask.q_offset is None else int(mask.q_offset[b]))
-    in_prefix = mask.prefix is not None and s < mask.prefix[b]
     if mask.causal and s > index and not in_prefix:
         return False
     if mask.window is not None and abs(index - s) >= mask.window:

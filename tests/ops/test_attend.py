@@ -32,6 +32,11 @@ def attend(*args, impl="auto", **options):
     return attention.attend(inputs_of(*args, **options), impl=impl, platform="cpu")
 
 
+def first(*lengths, num_keys=8):
+    """Flags of the first keys of each row."""
+    return np.arange(num_keys) < np.array(lengths)[:, None]
+
+
 def i32(*values):
     return np.array(values, np.int32)
 
@@ -52,12 +57,12 @@ CASES = {
     "window": (4, 2, 9, 9, Mask(causal=True, window=3)),
     "window behind a cache": (4, 2, 3, 11, Mask(causal=True, window=4, q_offset=i32(2, 8))),
     "window and segments": (2, 2, 9, 9, Mask(causal=True, window=2, q_segments=SEGMENTS, kv_segments=SEGMENTS)),
-    "prefix": (2, 2, 8, 8, Mask(causal=True, prefix=i32(3, 0), kv_lengths=i32(8, 6))),
+    "prefix": (2, 2, 8, 8, Mask(causal=True, prefix=first(3, 0), kv_lengths=i32(8, 6))),
     "window both ways": (4, 2, 9, 9, Mask(window=3)),
     "window of itself": (2, 1, 9, 9, Mask(window=1)),
     "window both ways and segments": (2, 2, 9, 9, Mask(window=2, q_segments=SEGMENTS, kv_segments=SEGMENTS)),
     "window both ways behind a cache": (4, 2, 3, 11, Mask(window=4, q_offset=i32(2, 8))),
-    "prefix in a window": (2, 2, 8, 8, Mask(causal=True, window=3, prefix=i32(5, 0))),
+    "prefix in a window": (2, 2, 8, 8, Mask(causal=True, window=3, prefix=first(5, 0))),
     "ring": (4, 2, 1, 5, Mask(causal=True, window=5, q_offset=i32(7, 2), kv_index=RING)),
     "ring and new keys": (4, 2, 3, 8, Mask(causal=True, window=5, q_offset=i32(8, 3), kv_index=RING_AND_NEW)),
     "long": (2, 1, 531, 531, Mask(causal=True)),

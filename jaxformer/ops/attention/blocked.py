@@ -128,11 +128,12 @@ def block_ranges(mask: Mask, num_queries: int, num_keys: int) -> list[tuple[Rang
     """Ranges of queries, each with the range of keys that any of these queries may see."""
     size = max(MIN_BLOCK, -(-num_queries // MAX_BLOCKS))
     blocks = [(start, min(start + size, num_queries)) for start in range(0, num_queries, size)]
-    # Offsets, prefixes and key indices are only known at run time, so no key can be skipped at compile time.
-    if mask.q_offset is not None or mask.prefix is not None or mask.kv_index is not None:
+    # Offsets and key indices are only known at run time, so no key can be skipped at compile time.
+    if mask.q_offset is not None or mask.kv_index is not None:
         return [(queries, (0, num_keys)) for queries in blocks]
     window = num_keys + num_queries if mask.window is None else mask.window
-    ahead = 0 if mask.causal else window - 1
+    # Which keys belong to a prefix is only known at run time too: any key ahead might, so only the window skips keys.
+    ahead = 0 if mask.causal and mask.prefix is None else window - 1
     # Every block has at least one key: queries without any visible key must still give finite values.
     return [((a, b), (max(0, min(a - window + 1, num_keys - 1)), min(b + ahead, num_keys))) for a, b in blocks]
 
