@@ -19,6 +19,7 @@ from jaxformer.data.tokenizer import HuggingFace, Tokenizer, check_vocabulary, h
 from jaxformer.errors import UserError
 from jaxformer.run import load
 from jaxformer.rundir import RunDir, new_directory, write_json
+from jaxformer.word_vectors import write_run_vectors
 
 ORIGIN = "huggingface.json"  # in an imported run: the format and the dtypes of the imported files
 
@@ -53,6 +54,8 @@ def export_run(
 ) -> str:
     """Write the model, tokenizer and decoding defaults of a run as a Hugging Face directory.
 
+    Word vectors are written to the file `target` in the text format of word2vec instead, which gensim reads.
+
     Args:
       dtype: dtype of the written weights. None: that of the imported files, or float32 if the run was not imported.
       model_type: the format to write. None: that of the imported files, or the first that can represent the model.
@@ -63,8 +66,12 @@ def export_run(
     if dtype is not None and dtype not in known:
         raise UserError(f"dtype={dtype}: unknown dtype; there are: {', '.join(known)}")
     others = {} if dtype else {name: known[other] for name, other in origin.get("other_dtypes", {}).items()}
-    dtype, model_type = dtype or origin.get("dtype", "float32"), model_type or origin.get("model_type")
     run = load(path, step=step)
+    if run.config.model.shape == "embedding-only":
+        if dtype is not None or model_type is not None:
+            raise UserError("word vectors are exported as text, not in a Hugging Face format: leave out its options")
+        return write_run_vectors(run, target)
+    dtype, model_type = dtype or origin.get("dtype", "float32"), model_type or origin.get("model_type")
     model, untrained = _with_trained_head(run.config)
     if not origin and run.tokenizer is not None:
         model = _with_tokenizer_ids(model, run.tokenizer)

@@ -42,6 +42,7 @@ class Batch(NamedTuple):
     source: Tokens | None = None  # read by the encoder of an encoder-decoder
     labels: Array | None = None  # labels of whole rows: class ids [B], or numbers [B, labels]
     predicted: Int[Array, "B P"] | None = None  # positions that the targets belong to; None: all positions
+    negatives: Int[Array, "B T P N"] | None = None  # random words for each predicted one; targets are then [B, T, C]
 
 
 class BatchLayout(NamedTuple):
@@ -60,6 +61,10 @@ class BatchLayout(NamedTuple):
     """Number of labels per row; 0 if rows are not labelled."""
     float_labels: bool = False
     """Whether labels are numbers, as in regression and multi-label classification, not the id of one class."""
+    num_contexts: int = 0
+    """Number of context words per position, which are then the targets; 0 if targets are single tokens."""
+    negatives: tuple[int, int] = (0, 0)
+    """Number of predicted words per position, and of random words for each of them."""
 
     @property
     def loss_length(self) -> int:
@@ -85,6 +90,10 @@ def abstract_batch(layout: BatchLayout, num_rows: int) -> Batch:
     if layout.num_labels:
         labels = array(layout.num_labels, dtype=jnp.float32) if layout.float_labels else array()
         return Batch(target, weights=array(dtype=jnp.float32), source=source, labels=labels)
+    if layout.num_contexts:
+        contexts = (layout.length, layout.num_contexts)
+        negatives = array(layout.length, *layout.negatives)
+        return Batch(target, array(*contexts), array(*contexts, dtype=jnp.float32), negatives=negatives)
     targets, weights = array(layout.loss_length), array(layout.loss_length, dtype=jnp.float32)
     return Batch(target, targets, weights, source, predicted=targets if layout.num_predictions else None)
 

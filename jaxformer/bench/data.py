@@ -16,6 +16,7 @@ from jaxformer.config import (
     SentencePieceTokenizer,
     Source,
     StdlibSource,
+    WordsTokenizer,
     apply_overrides,
     load_run_file,
 )
@@ -24,6 +25,7 @@ from jaxformer.errors import UserError
 from jaxformer.models.bert import bert
 from jaxformer.models.llama import llama
 from jaxformer.models.vaswani import vaswani
+from jaxformer.models.word2vec import word2vec
 from jaxformer.objectives import make_objective
 
 NUM_BATCHES = 200
@@ -86,7 +88,7 @@ def objective_config(kind: str) -> RunConfig:
     objective = config(input_length=LENGTH) if needs_source else config()
     data = DataConfig(
         train=_source(objective),
-        tokenizer=SentencePieceTokenizer(train_bytes=500_000),
+        tokenizer=WordsTokenizer() if kind == "word2vec" else SentencePieceTokenizer(train_bytes=500_000),
         objective=objective,
         length=LENGTH,
         too_long="truncate",
@@ -97,6 +99,8 @@ def objective_config(kind: str) -> RunConfig:
 def _model(objective: ObjectiveConfig) -> ModelConfig:
     if "encoder-decoder" in objective.shapes and objective.head == "vocabulary":
         return vaswani(**SHAPE)
+    if "embedding-only" in objective.shapes:
+        return word2vec(vocab_size=VOCAB_SIZE, embed_dim=SHAPE["embed_dim"])
     if "encoder-only" not in objective.shapes:
         return llama(**SHAPE).replace(prefix=objective.has_prefix)
     model = bert(**SHAPE)

@@ -73,6 +73,12 @@ def random_batch(config: RunConfig) -> Batch:
     source = tokens(layout.source_length, model.encoder_vocab_size) if layout.source_length else None
     if layout.has_types:
         target = target._replace(types=np.zeros_like(target.ids))
+    if layout.has_prefix:
+        target = target._replace(prefix=target.positions < layout.length // 4)
+    if layout.num_contexts:
+        contexts = integers(model.vocab_size, layout.length, layout.num_contexts)
+        negatives = integers(model.vocab_size, layout.length, *layout.negatives)
+        return Batch(target, contexts, np.ones(contexts.shape, np.float32), negatives=negatives)
     if layout.num_labels:
         labels = integers(2, layout.num_labels).astype(np.float32) if layout.float_labels else integers(2)
         return Batch(target, weights=np.ones(rows, np.float32), source=source, labels=labels)

@@ -19,6 +19,7 @@ from jaxformer.config.data import (
     TextSource as TextSource,
     Tokenizer as Tokenizer,
     TsvSource as TsvSource,
+    WordsTokenizer as WordsTokenizer,
 )
 from jaxformer.config.files import (
     dump_config as dump_config,
@@ -35,6 +36,7 @@ from jaxformer.config.metrics import (
     Perplexity as Perplexity,
     PseudoPerplexity as PseudoPerplexity,
     TagF1 as TagF1,
+    WordVectors as WordVectors,
 )
 from jaxformer.config.model import (
     Activation as Activation,
@@ -84,6 +86,7 @@ from jaxformer.config.objectives import (
     Span as Span,
     Tag as Tag,
     Ul2 as Ul2,
+    Word2Vec as Word2Vec,
     sentinel_token as sentinel_token,
 )
 from jaxformer.config.optim import (

@@ -209,6 +209,20 @@ class ByteTokenizer(Config):
     """Special tokens to append to the vocabulary, such as `<mask>` or T5's sentinels; no text is encoded to them."""
 
 
+class WordsTokenizer(Config):
+    """The most frequent words of the training data; all other words are one unknown word, and punctuation is left out.
+
+    pad, bos, eos and the unknown word have the ids 0 to 3, words the following ids, the most frequent first."""
+
+    kind: Literal["words"] = "words"
+    min_count: PositiveInt = 5
+    """Words that occur less often are unknown; so are the rarest words beyond `model.vocab_size`."""
+    lowercase: bool = True
+    """Convert texts to lower case."""
+    extra_tokens: tuple[str, ...] = ()
+    """Special tokens to append to the vocabulary, such as `<mask>` or T5's sentinels; no text is encoded to them."""
+
+
 class HuggingFaceTokenizer(Config):
     """A Hugging Face `tokenizer.json`."""
 
@@ -230,7 +244,8 @@ class DirectoryTokenizer(Config):
 
 
 Tokenizer = Annotated[
-    SentencePieceTokenizer | ByteTokenizer | HuggingFaceTokenizer | DirectoryTokenizer, Field(discriminator="kind")
+    SentencePieceTokenizer | ByteTokenizer | WordsTokenizer | HuggingFaceTokenizer | DirectoryTokenizer,
+    Field(discriminator="kind"),
 ]
 
 

@@ -170,6 +170,27 @@ class TagF1(MetricConfig):
         return {name: self.values[name] for name in ("heldout_loss", "tag_accuracy")}
 
 
+# ---------------------------------------------------------------- word vectors
+class WordVectors(MetricConfig):
+    """Held-out loss of word vectors, their accuracy on analogies, and the rank correlation with human similarities."""
+
+    values: ClassVar[Values] = {"heldout_loss": "min", "analogy_accuracy": "max", "word_similarity": "max"}
+    objectives: ClassVar[tuple[str, ...]] = ("word2vec",)
+    shapes: ClassVar[tuple[ModelShape, ...]] = ("embedding-only",)
+    kind: Literal["word_vectors"] = "word_vectors"
+    batches: PositiveInt | None = None
+    """Held-out batches per evaluation. None: `evaluate.batches`."""
+    analogies: str | None = None
+    """File of questions `a b c d` (a is to b as c is to d), one per line; lines that begin with `:` name sections."""
+    similarities: str | None = None
+    """File of two words and their similarity per line, separated by tabs, commas or spaces."""
+
+    def reported(self, objective: ObjectiveConfig | None, model: ModelConfig | None) -> Values:
+        left_out = {"analogy_accuracy"} if self.analogies is None else set()
+        left_out |= {"word_similarity"} if self.similarities is None else set()
+        return {name: better for name, better in self.values.items() if name not in left_out}
+
+
 METRIC_CONFIGS: tuple[type[MetricConfig], ...] = (
     Perplexity,
     MaskedAccuracy,
@@ -178,12 +199,13 @@ METRIC_CONFIGS: tuple[type[MetricConfig], ...] = (
     Bleu,
     Classification,
     TagF1,
+    WordVectors,
 )
 Metric = Annotated[
-    Perplexity | MaskedAccuracy | PseudoPerplexity | ExactMatch | Bleu | Classification | TagF1,
+    Perplexity | MaskedAccuracy | PseudoPerplexity | ExactMatch | Bleu | Classification | TagF1 | WordVectors,
     Field(discriminator="kind"),
 ]
-DEFAULTS: tuple[MetricConfig, ...] = (Perplexity(), MaskedAccuracy(), Classification(), TagF1())
+DEFAULTS: tuple[MetricConfig, ...] = (Perplexity(), MaskedAccuracy(), Classification(), TagF1(), WordVectors())
 """One of these suits every objective and reports `heldout_loss`."""
 
 

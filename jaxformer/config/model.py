@@ -20,7 +20,7 @@ from pydantic import (
 from jaxformer.config.base import Config
 
 Rate = Annotated[float, Field(ge=0.0, lt=1.0)]
-ModelShape = Literal["encoder-decoder", "decoder-only", "encoder-only"]
+ModelShape = Literal["encoder-decoder", "decoder-only", "encoder-only", "embedding-only"]
 Problem = Literal["single_label", "multi_label", "regression"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 
@@ -501,7 +501,7 @@ Decoder = Annotated[
 
 
 class ModelConfig(Config):
-    """Architecture of an encoder-decoder, decoder-only or encoder-only model."""
+    """Architecture of an encoder-decoder, decoder-only or encoder-only model, or of word vectors (embedding-only)."""
 
     vocab_size: PositiveInt
     """Number of token ids; may be larger than the tokenizer's vocabulary."""
@@ -512,9 +512,9 @@ class ModelConfig(Config):
     embedding: EmbeddingConfig = EmbeddingConfig()
     """Token, position and type embeddings."""
     encoder: StackConfig | None = None
-    """Encoder stack. None: the model is decoder-only."""
+    """Encoder stack. None: the model is decoder-only, or embedding-only if it has no decoder either."""
     decoder: Decoder | None = None
-    """Decoder stack. None: the model is encoder-only."""
+    """Decoder stack. None: the model is encoder-only, or embedding-only if it has no encoder either."""
     head: HeadConfig | None = HeadConfig()
     """Output head. None: the model has no logits over the vocabulary, only hidden states."""
     pooler: PoolerConfig | None = None
@@ -533,6 +533,8 @@ class ModelConfig(Config):
     def shape(self) -> ModelShape:
         if self.encoder is not None and self.decoder is not None:
             return "encoder-decoder"
+        if self.encoder is None and self.decoder is None:
+            return "embedding-only"
         return "decoder-only" if self.decoder is not None else "encoder-only"
 
     @property
@@ -548,8 +550,8 @@ class ModelConfig(Config):
 
     @model_validator(mode="after")
     def _stacks_agree(self) -> "ModelConfig":
-        if self.encoder is None and self.decoder is None:
-            raise ValueError("encoder and decoder are both none: a model needs at least one stack")
+        if self.shape == "embedding-only":
+            self._check_embeddings()
         if self.decoder is not None:
             self._check_decoder()
             if self.head is None and (self.pooler is None or self.pooler.num_classes is None):
@@ -577,6 +579,15 @@ class ModelConfig(Config):
                     f"special.{name}={id} is outside the vocabulary of {self.vocab_size} ids: use a smaller id"
                 )
         return self
+
+    def _check_embeddings(self) -> None:
+        """A model without stacks consists of two vectors per word, as in word2vec, and of nothing else."""
+        only_vectors = HeadConfig(tied=False)
+        if self.head != only_vectors or self.embedding != EmbeddingConfig() or self.pooler is not None:
+            raise ValueError(
+                "encoder and decoder are both none: a model needs at least one stack; only word vectors "
+                "(models.word2vec) have none, with head.tied=false and no other settings of head, embedding and pooler"
+            )
 
     def _check_decoder(self) -> None:
         if isinstance(self.decoder, RecurrentConfig):

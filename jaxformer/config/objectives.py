@@ -262,6 +262,32 @@ class Tag(ObjectiveConfig):
     kind: Literal["tag"] = "tag"
 
 
+class Word2Vec(ObjectiveConfig):
+    """Word vectors from negative sampling (arXiv:1310.4546): predict which words occur near each other."""
+
+    shapes: ClassVar[tuple[ModelShape, ...]] = ("embedding-only",)
+    kind: Literal["word2vec"] = "word2vec"
+    architecture: Literal["skip_gram", "cbow"] = "skip_gram"
+    """skip_gram: predict every context word from the word; cbow: predict the word from the mean of its context."""
+    window: PositiveInt = 5
+    """Largest distance of a context word; that of each word is drawn evenly between 1 and this in every step."""
+    num_negatives: PositiveInt = 5
+    """Random words per predicted word that the model learns to tell apart from it."""
+    negative_power: Share = 0.75
+    """Exponent of the word counts that random words are drawn in proportion to."""
+    subsample: Annotated[float, Field(ge=0.0, le=1.0)] = 1e-3
+    """Words with a higher share of the text than this are left out at random, the more frequent the more often.
+    0: never."""
+
+    @property
+    def num_predictions(self) -> int:
+        """Number of words that are predicted at every position."""
+        return 2 * self.window if self.architecture == "skip_gram" else 1
+
+    def batch_layout(self, length: int, model: ModelConfig) -> BatchLayout:
+        return BatchLayout(length, num_contexts=2 * self.window, negatives=(self.num_predictions, self.num_negatives))
+
+
 OBJECTIVE_CONFIGS: tuple[type[ObjectiveConfig], ...] = (
     Causal,
     Prefix,
@@ -272,8 +298,9 @@ OBJECTIVE_CONFIGS: tuple[type[ObjectiveConfig], ...] = (
     Infill,
     Classify,
     Tag,
+    Word2Vec,
 )
 Objective = Annotated[
-    Causal | Prefix | Masked | Seq2Seq | Span | Ul2 | Infill | Classify | Tag,
+    Causal | Prefix | Masked | Seq2Seq | Span | Ul2 | Infill | Classify | Tag | Word2Vec,
     Field(discriminator="kind"),
 ]

@@ -62,6 +62,9 @@ class TrainConfig(Config):
     """Gradient accumulation: number of micro-batches per step; the result is that of the whole batch."""
     start: StartConfig | None = None
     """Weights to start from; `model` may then be omitted and is read from there. None: random initialisation."""
+    word_vectors: str | None = None
+    """Word vectors that the embeddings of the same words start from: a run of `word2vec`, or a file in its text format.
+    None: embeddings start like the other weights."""
     freeze: tuple[ParameterSelector, ...] = ()
     """Parameters that are not trained; they have no gradients and no optimizer state."""
     early_stopping: EarlyStoppingConfig | None = None
@@ -179,6 +182,11 @@ class RunConfig(Config):
     def _parts_agree(self) -> "RunConfig":
         if self.model is None and self.train.start is None:
             raise ValueError("model is missing: set it, or set train.start to read it from another run")
+        if self.train.start is not None and self.train.word_vectors is not None:
+            raise ValueError(
+                f"train.word_vectors={self.train.word_vectors} and train.start={self.train.start.path} both set the "
+                "embeddings: set one of them to none"
+            )
         if self.data is not None:
             _check_batch(self)
             if self.model is not None:
@@ -189,6 +197,8 @@ class RunConfig(Config):
             _check_metrics(self)
         _check_steps(self)
         _check_best(self)
+        if self.model is not None:
+            _check_prompts(self)
         _check_early_stopping(self)
         return self
 
@@ -285,6 +295,14 @@ def _check_tokenizers(cfg: RunConfig) -> None:
                 raise ValueError(
                     f"{name}={size} is less than the {needed} ids of the bytes tokenizer: set {needed} or more"
                 )
+
+
+def _check_prompts(cfg: RunConfig) -> None:
+    if cfg.evaluate.prompts and (cfg.model.decoder is None or cfg.model.head is None):
+        raise ValueError(
+            f"evaluate.prompts={list(cfg.evaluate.prompts)} on a model that is {cfg.model.shape} or has no head over the "
+            "vocabulary, which generates no text: set []"
+        )
 
 
 def _check_best(cfg: RunConfig) -> None:

@@ -193,7 +193,7 @@ POOLINGS = {"mean": "mean", "cls": "first", "last": "last"}
 
 
 def embed(run: Run, texts: Sequence[Text], pooling: str = "mean", normalize: bool = True) -> Float[np.ndarray, "N D"]:
-    """One embedding vector per text, pooled from the hidden states of an encoder-only or decoder-only model.
+    """One embedding vector per text, pooled from the hidden states of an encoder or decoder, or from word vectors.
 
     Args:
       pooling: the "mean" over the tokens of a text, its first token ("cls"), or its "last" token.
@@ -204,7 +204,10 @@ def embed(run: Run, texts: Sequence[Text], pooling: str = "mean", normalize: boo
         raise UserError("embed: an encoder-decoder is not supported; use an encoder-only or decoder-only model")
     if pooling not in POOLINGS:
         raise UserError(f"pooling={pooling!r}: must be one of {', '.join(POOLINGS)}")
-    ids = (encode_sources if shape == "encoder-only" else encode_prompts)(run, texts)
+    if shape == "embedding-only":
+        ids = encode_texts(run, texts, "encode_batch")
+    else:
+        ids = (encode_sources if shape == "encoder-only" else encode_prompts)(run, texts)
     check_context(run, ids, "text")
     vectors = [np.zeros((0, run.config.model.embed_dim), np.float32)]
     for start in range(0, len(ids), BATCH_SIZE):

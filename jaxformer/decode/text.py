@@ -125,12 +125,14 @@ def check_decoder(run: Run, what: str) -> None:
     """Raise if the model cannot generate text; the message says what it can do."""
     model = run.config.model
     if model.decoder is None or model.head is None:
-        kind = "an encoder-only model" if model.decoder is None else "a model without a head over the vocabulary"
+        kind = f"an {model.shape} model" if model.decoder is None else "a model without a head over the vocabulary"
         raise UserError(f"{what}: {kind} does not generate text; {_alternatives(model)}")
 
 
 def _alternatives(model: ModelConfig) -> str:
     """What can be done with a model that does not generate text."""
+    if model.shape == "embedding-only":
+        return "jf.embed returns its vectors, and jaxformer export writes them to a file"
     uses = ["jf.embed and jf.forward return its vectors"]
     if model.pooler is not None and model.pooler.num_classes is not None:
         uses.insert(0, "jf.tag labels words" if model.pooler.pooling == "none" else "jf.classify labels texts")

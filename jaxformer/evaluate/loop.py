@@ -20,6 +20,7 @@ from jaxformer.evaluate.masked import masked
 from jaxformer.evaluate.perplexity import perplexity
 from jaxformer.evaluate.pseudo_perplexity import pseudo_perplexity
 from jaxformer.evaluate.tag_f1 import tag_f1
+from jaxformer.evaluate.word_vectors import word_vectors
 from jaxformer.run import Run
 from jaxformer.sharding import batch_ways
 
@@ -28,7 +29,7 @@ MetricValues = dict[str, float | str]
 Metric = Callable[[Any, Run, HeldOut], MetricValues]
 METRICS: Mapping[str, Metric] = {
     metric.__name__: metric
-    for metric in (perplexity, masked, pseudo_perplexity, exact_match, bleu, classification, tag_f1)
+    for metric in (perplexity, masked, pseudo_perplexity, exact_match, bleu, classification, tag_f1, word_vectors)
 }
 
 

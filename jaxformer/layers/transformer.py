@@ -55,6 +55,8 @@ class Transformer(nn.Module):
         self, tokens: Tokens, source: Tokens | None = None, key: jax.Array | None = None
     ) -> tuple[Float[Array, "B T D"], Float[Array, ""] | None]:
         """Like `hidden`, with the auxiliary router loss as a mean over tokens; None without experts."""
+        if self.config.shape == "embedding-only":
+            return self.embedding(tokens, key), None
         if self.config.decoder is None:
             return self._encode(tokens, key)
         keys = split_key(key, 3)

@@ -16,9 +16,11 @@ from jaxformer.objectives.seq2seq import Seq2Seq
 from jaxformer.objectives.span import Span
 from jaxformer.objectives.tag import Tag
 from jaxformer.objectives.ul2 import Ul2
+from jaxformer.objectives.word2vec import Word2Vec
 
 OBJECTIVES: dict[str, type[Objective]] = {
-    objective.kind: objective for objective in (Causal, Prefix, Masked, Seq2Seq, Span, Ul2, Infill, Classify, Tag)
+    objective.kind: objective
+    for objective in (Causal, Prefix, Masked, Seq2Seq, Span, Ul2, Infill, Classify, Tag, Word2Vec)
 }
 
 

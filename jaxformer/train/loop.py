@@ -59,11 +59,11 @@ def train(config: RunConfig, console: Console | None = None) -> Run:
         sets = load_sets(config.data, objective, tokenizer, run_dir.data)
     loader = make_loader(config, sets.train, objective, host=hosts.process_index(), num_hosts=hosts.process_count())
     evaluation = Evaluation(config, sets.heldout, objective, program.mesh)
-    console.print(describe_data(config, sets))
+    console.print(describe_data(sets))
 
     with Checkpoints(run_dir, config) as checkpoints, _stop_signals() as stopping:
         # -------------------------------------------------------- restore, start or init
-        state, start = first_state(program, checkpoints)
+        state, start = first_state(program, checkpoints, tokenizer)
         patience = EarlyStopping(config, checkpoints.position if start else None)
         if start >= config.train.steps or patience.stops:
             reason = patience.reason if start < config.train.steps else None

@@ -86,7 +86,11 @@ def step_flops(config: RunConfig) -> float:
     rows, layout, model = config.data.batch_size, config.batch_layout, config.model
     target, source = layout.length, layout.source_length
     predicts_tokens = config.data.objective.head == "vocabulary"
-    forward = 2.0 * layout.loss_length * model.embed_dim * model.vocab_size if predicts_tokens else 0.0
+    num_scores = layout.loss_length * model.vocab_size if predicts_tokens else 0
+    if layout.num_contexts:
+        num_predictions, num_negatives = layout.negatives
+        num_scores = target * num_predictions * (1 + num_negatives)
+    forward = 2.0 * num_scores * model.embed_dim
     if model.encoder is not None:
         forward += _stack_flops(model, model.encoder, source or target, 0)
     if isinstance(model.decoder, RecurrentConfig):

@@ -9,7 +9,6 @@ import numpy as np
 from rich.console import Console
 
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.config import RunConfig
 from jaxformer.data import Sets
 from jaxformer.evaluate.report import generate_samples
 from jaxformer.run import Run
@@ -19,11 +18,10 @@ from jaxformer.train.progress import DivergedError, PhaseTimer
 from jaxformer.train.state import TrainState
 
 
-def describe_data(config: RunConfig, sets: Sets) -> str:
+def describe_data(sets: Sets) -> str:
     heldout = "" if sets.heldout is None else f", {sets.heldout.num_tokens:,} held out"
-    return (
-        f"data: {sets.train.num_tokens:,} training tokens in {len(sets.train):,} rows of {config.data.length}{heldout}"
-    )
+    num_tokens, length = sets.train.num_tokens, sets.train.layout.capacities[0]
+    return f"data: {num_tokens:,} training tokens in {len(sets.train):,} rows of {length}{heldout}"
 
 
 def describe_model(program: TrainProgram, state: TrainState, start: int) -> str:
@@ -77,17 +75,29 @@ def print_report(console: Console, run: Run, run_dir: RunDir, timer: PhaseTimer)
         console.print("\n".join(plot_losses(steps, losses)), markup=False, highlight=False)
     seconds = ", ".join(f"{phase} {seconds:.0f} s" for phase, seconds in timer.seconds.items())
     console.print(f"time: {seconds}", soft_wrap=True)
-    prompt = run.config.evaluate.prompts[0] if run.config.evaluate.prompts else "..."
     path = shlex.quote(str(run_dir))
     lines = [
         f"files: {run_dir} (config.json, metrics.jsonl, checkpoints, tensorboard)",
-        f"next: jaxformer generate {path} --prompt {shlex.quote(prompt)}",
+        f"next: {_next_use(run, path)}",
     ]
     if run.config.data.heldout is not None:
         lines.append(f"      jaxformer evaluate {path}")
     for line in lines:
         # Without wrapping, so that the commands can be copied.
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _next_use(run: Run, path: str) -> str:
+    """A command or a Python expression that uses the trained model."""
+    model, prompts = run.config.model, run.config.evaluate.prompts
+    head = run.config.data.objective.head
+    if model.shape == "embedding-only":
+        return f"jaxformer export {path} vectors.txt"
+    if head == "vocabulary" and model.decoder is not None:
+        return f"jaxformer generate {path} --prompt {shlex.quote(prompts[0] if prompts else '...')}"
+    calls = {"classes": "classify(run, ['...'])", "tags": "tag(run, ['...'])"}
+    call = calls.get(head, "fill_mask(run, '... <mask> ...')")
+    return f"in Python: import jaxformer as jf; run = jf.load({path!r}); jf.{call}"
 
 
 def _read_losses(run_dir: RunDir) -> tuple[list[int], list[float]]:

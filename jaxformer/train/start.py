@@ -6,6 +6,7 @@ resuming does not need the directory again.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -24,13 +25,16 @@ from jaxformer.config import (
 from jaxformer.config.overrides import explained
 from jaxformer.convert.directory import HuggingFaceDirectory, is_hugging_face
 from jaxformer.convert.hub import local_directory
+from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
-from jaxformer.layers import abstract_params
+from jaxformer.layers import abstract_params, init_params
 from jaxformer.run import load_params
 from jaxformer.rundir import RunDir
 from jaxformer.sharding import path_name
 from jaxformer.train.program import TrainProgram
 from jaxformer.train.state import TrainState
+from jaxformer.typing import Array, Params
+from jaxformer.word_vectors import rows_of_words
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -70,16 +74,33 @@ def read_model(start: StartConfig) -> ModelConfig:
     )
 
 
-def first_state(program: TrainProgram, checkpoints: Checkpoints) -> tuple[TrainState, int]:
+def first_state(program: TrainProgram, checkpoints: Checkpoints, tokenizer: Tokenizer) -> tuple[TrainState, int]:
     """The state to train from and its step: the latest checkpoint, the weights of `train.start`, or random weights."""
     if checkpoints.latest is not None:
         state, position = checkpoints.restore(program.abstract_state)
         return state, position["step"]
     start = program.config.train.start
+    if start is None and program.config.train.word_vectors is not None:
+        return program.start(params_with_vectors(program, tokenizer)), 0
     if start is None:
         return program.init(), 0
     _check_shapes(program, start)
     return program.start(load_params(start.path, program.abstract_params, start.step)), 0
+
+
+def params_with_vectors(program: TrainProgram, tokenizer: Tokenizer) -> Params:
+    """Random parameters in which the words of `train.word_vectors` have these vectors as embeddings."""
+    config = program.config
+    ids, rows_ND = rows_of_words(config.train.word_vectors, tokenizer.tokens(), config.model.embed_dim)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, program.abstract_params)
+
+    @partial(jax.jit, out_shardings=shardings)
+    def make(ids: Array, rows_ND: Array) -> Params:
+        params = init_params(config.model, jax.random.split(jax.random.key(config.seed))[0])
+        tokens_VD = params["embedding"]["tokens"].at[ids].set(rows_ND)
+        return params | {"embedding": params["embedding"] | {"tokens": tokens_VD}}
+
+    return make(ids, rows_ND)
 
 
 def _earlier_config(config: RunConfig) -> RunConfig | None:

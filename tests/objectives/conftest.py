@@ -1,4 +1,4 @@
-"""A config for every objective, with tiny shapes and the byte tokenizer."""
+"""A config for every objective, with tiny shapes."""
 
 import pytest
 
@@ -19,18 +19,21 @@ from jaxformer.config import (
     Span,
     Tag,
     Ul2,
+    Word2Vec,
+    WordsTokenizer,
 )
-from jaxformer.data import Bytes
+from jaxformer.data import make_tokenizer, open_split
 from jaxformer.models.bert import bert
 from jaxformer.models.gpt2 import gpt2
 from jaxformer.models.vaswani import vaswani
+from jaxformer.models.word2vec import word2vec
 from jaxformer.objectives import OBJECTIVES, make_objective
 
 SHAPE = {"num_layers": 1, "embed_dim": 8, "num_heads": 2, "vocab_size": 400}
 DOCUMENTS = tuple(f"text {i}. And more!" * (i % 5 + 1) for i in range(20))
 PAIRS = tuple((f"in {i}", str(i)) for i in range(20))
 LABELLED = tuple({"text": f"text {i}", "label": "ab"[i % 2]} for i in range(20))
-TAGGED = tuple({"text": ["w"] * (i % 4 + 1), "tags": ["O", "B-x"] * (i % 4 + 1)} for i in range(20))
+TAGGED = tuple({"text": [f"w{i}"] * (i % 4 + 1), "tags": ["O", "B-x"] * (i % 4 + 1)} for i in range(20))
 TAGGED = tuple({"text": each["text"], "tags": each["tags"][: len(each["text"])]} for each in TAGGED)
 
 
@@ -55,6 +58,7 @@ CASES = {
     "span": _text_case(_SEQ2SEQ, Span, input_length=32),
     "ul2": _text_case(_SEQ2SEQ, Ul2, input_length=32),
     "infill": _text_case(_SEQ2SEQ, Infill, input_length=32),
+    "word2vec": _text_case(word2vec(vocab_size=60, embed_dim=8), Word2Vec, window=2, num_negatives=3, subsample=0.0),
     "seq2seq": lambda: (_SEQ2SEQ, MemorySource(pairs=PAIRS), Seq2Seq(input_length=16)),
     "classify": lambda: (
         encoder(num_classes=2, labels=("a", "b")),
@@ -72,7 +76,8 @@ CASES = {
 def make_config(kind: str, **options) -> RunConfig:
     """A run config of an objective; `options` are keys of the objective."""
     model, source, objective = CASES[kind](**options)
-    data = DataConfig(train=source, tokenizer=ByteTokenizer(), objective=objective, length=24, batch_size=4)
+    tokenizer = WordsTokenizer(min_count=1) if kind == "word2vec" else ByteTokenizer()
+    data = DataConfig(train=source, tokenizer=tokenizer, objective=objective, length=24, batch_size=8)
     return RunConfig(model=model, data=data)
 
 
@@ -87,7 +92,7 @@ def objective_for():
 
     def make(kind: str, **options):
         config = make_config(kind, **options)
-        return make_objective(config, Bytes().with_tokens(config.data.objective.tokens))
+        return make_objective(config, make_tokenizer(config, open_split(config.data, "train")))
 
     return make
 
@@ -99,4 +104,4 @@ def config(request) -> RunConfig:
 
 @pytest.fixture
 def objective(config):
-    return make_objective(config, Bytes().with_tokens(config.data.objective.tokens))
+    return make_objective(config, make_tokenizer(config, open_split(config.data, "train")))

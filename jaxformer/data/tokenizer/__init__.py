@@ -1,6 +1,6 @@
-"""Tokenizers: SentencePiece (arXiv:1808.06226), bytes, Hugging Face `tokenizer.json`, and OPUS-MT translation models.
+"""Tokenizers: SentencePiece (arXiv:1808.06226), bytes, words, Hugging Face `tokenizer.json`, and OPUS-MT models.
 
-`export` converts SentencePiece and byte tokenizers to `tokenizer.json`.
+`export` converts SentencePiece, byte and word tokenizers to `tokenizer.json`.
 """
 
 from jaxformer.data.tokenizer.base import (
@@ -28,3 +28,4 @@ from jaxformer.data.tokenizer.training import (
     train_tokenizer_file as train_tokenizer_file,
 )
 from jaxformer.data.tokenizer.translation import Translation as Translation
+from jaxformer.data.tokenizer.words import Words as Words

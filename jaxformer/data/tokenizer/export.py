@@ -1,4 +1,4 @@
-"""Exports byte and SentencePiece tokenizers as files for `transformers.AutoTokenizer`, with the same ids and texts.
+"""Exports byte, word and SentencePiece tokenizers as files for `transformers.AutoTokenizer`, with the same ids.
 
 Known differences for SentencePiece models:
 * Bytes that are not valid UTF-8 decode to one U+FFFD per byte, and unknown pieces to nothing instead of U+2047.
@@ -27,9 +27,10 @@ from jaxformer.data.tokenizer.translation import (
     VOCABULARY_FILE,
     Translation,
 )
+from jaxformer.data.tokenizer.words import WORD, Words
 from jaxformer.errors import UserError
 
-Shape = Literal["encoder-decoder", "decoder-only", "encoder-only"]
+Shape = Literal["encoder-decoder", "decoder-only", "encoder-only", "embedding-only"]
 Piece = ModelProto.SentencePiece
 SPACE = "\u2581"  # SentencePiece's space marker
 UNKNOWN = "\U0010ffff"  # a noncharacter, which Unicode will never assign
@@ -141,6 +142,17 @@ def _byte_letters() -> list[str]:
     return [chr(byte if byte in printable else next(substitutes)) for byte in range(256)]
 
 
+# ---------------------------------------------------------------- words
+def _from_words(tokenizer: Words) -> tokenizers.Tokenizer:
+    vocabulary = {token: id for id, token in enumerate(tokenizer.tokens())}
+    backend = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=tokenizer.tokens()[tokenizer.unk_id]))
+    if tokenizer.lowercase:
+        backend.normalizer = normalizers.Lowercase()
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(WORD), behavior="removed", invert=True)
+    backend.add_special_tokens([AddedToken(token, normalized=False) for token in tokenizer.special_tokens])
+    return backend
+
+
 # ---------------------------------------------------------------- SentencePiece
 def _from_sentencepiece(tokenizer: SentencePiece) -> tokenizers.Tokenizer:
     proto = ModelProto.FromString(tokenizer.files()[SENTENCEPIECE_FILE])
@@ -163,6 +175,7 @@ def _from_sentencepiece(tokenizer: SentencePiece) -> tokenizers.Tokenizer:
 CONVERTERS: dict[type[Tokenizer], Callable[[Tokenizer], tokenizers.Tokenizer]] = {
     Bytes: _from_bytes,
     SentencePiece: _from_sentencepiece,
+    Words: _from_words,
 }
 
 

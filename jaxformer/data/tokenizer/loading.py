@@ -12,6 +12,7 @@ from jaxformer.data.tokenizer.pair import SOURCE_DIRECTORY, TokenizerPair
 from jaxformer.data.tokenizer.sentencepiece import SENTENCEPIECE_FILE, load_sentencepiece
 from jaxformer.data.tokenizer.training import train_sentencepiece
 from jaxformer.data.tokenizer.translation import SOURCE_FILE, load_translation
+from jaxformer.data.tokenizer.words import WORDS_FILE, load_words, train_words
 from jaxformer.errors import UserError
 
 
@@ -79,7 +80,7 @@ def _make_one(
     """
     if cfg.kind == "bytes":
         return Bytes().with_tokens((*needed, *cfg.extra_tokens))
-    if cfg.kind != "sentencepiece" or cfg.path is not None:
+    if cfg.kind in READERS and getattr(cfg, "path", None) is not None:
         return READERS[cfg.kind](cfg).with_tokens(cfg.extra_tokens)
     extra = tuple(dict.fromkeys((*needed, *cfg.extra_tokens)))
     texts = [text for example in documents for text in texts_of(example, *([] if field is None else [(field,)]))]
@@ -89,7 +90,8 @@ def _make_one(
             f"{' and '.join(documents[0])}: change the source or set data.source_tokenizer=none"
         )
     prefix = "source_" if field == "inputs" else ""
-    return train_sentencepiece(texts, vocab_size, cfg, prefix, extra)
+    train = train_words if cfg.kind == "words" else train_sentencepiece
+    return train(texts, vocab_size, cfg, prefix, extra)
 
 
 READERS: dict[str, Callable[[Any], Tokenizer]] = {
@@ -105,6 +107,7 @@ LOADERS: dict[str, Callable[[Path], Tokenizer]] = {
     "spiece.model": load_sentencepiece,  # the name of T5's SentencePiece file
     SOURCE_FILE: load_translation,
     BYTES_FILE: load_bytes,
+    WORDS_FILE: load_words,
 }
 # Tokenizer files that do not determine the ids by themselves.
 UNREADABLE = ("sentencepiece.bpe.model", "vocab.json", "vocab.txt")
