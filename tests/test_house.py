@@ -20,7 +20,7 @@ ORDER = [
     {"exchange"},
     {"train"},
     {"evaluate"},
-    {"decode"},
+    {"decode", "word_vectors"},
     {"run"},
     {"checkpoint"},
     {"objectives"},

@@ -40,19 +40,13 @@ from jaxformer.config.metrics import (
 )
 from jaxformer.config.model import (
     Activation as Activation,
-    Alibi as Alibi,
     AttentionConfig as AttentionConfig,
-    BandScaling as BandScaling,
     BlockConfig as BlockConfig,
-    BucketBias as BucketBias,
-    DynamicNtkScaling as DynamicNtkScaling,
     EmbeddingConfig as EmbeddingConfig,
     FanInInit as FanInInit,
     HeadConfig as HeadConfig,
     Init as Init,
     InitConfig as InitConfig,
-    Learned as Learned,
-    LinearScaling as LinearScaling,
     MlpConfig as MlpConfig,
     ModelConfig as ModelConfig,
     ModelShape as ModelShape,
@@ -62,14 +56,10 @@ from jaxformer.config.model import (
     PoolerConfig as PoolerConfig,
     Problem as Problem,
     RecurrentConfig as RecurrentConfig,
-    Rope as Rope,
-    RopeScaling as RopeScaling,
-    Sinusoidal as Sinusoidal,
     SpecialIds as SpecialIds,
     StackConfig as StackConfig,
     TransformConfig as TransformConfig,
     XavierInit as XavierInit,
-    YarnScaling as YarnScaling,
 )
 from jaxformer.config.objectives import (
     MASK_TOKEN as MASK_TOKEN,
@@ -103,6 +93,18 @@ from jaxformer.config.optim import (
     WarmupStableDecay as WarmupStableDecay,
 )
 from jaxformer.config.overrides import apply_overrides as apply_overrides
+from jaxformer.config.positions import (
+    Alibi as Alibi,
+    BandScaling as BandScaling,
+    BucketBias as BucketBias,
+    DynamicNtkScaling as DynamicNtkScaling,
+    Learned as Learned,
+    LinearScaling as LinearScaling,
+    Rope as Rope,
+    RopeScaling as RopeScaling,
+    Sinusoidal as Sinusoidal,
+    YarnScaling as YarnScaling,
+)
 from jaxformer.config.run import (
     CheckpointConfig as CheckpointConfig,
     EarlyStoppingConfig as EarlyStoppingConfig,

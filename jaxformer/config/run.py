@@ -300,8 +300,8 @@ def _check_tokenizers(cfg: RunConfig) -> None:
 def _check_prompts(cfg: RunConfig) -> None:
     if cfg.evaluate.prompts and (cfg.model.decoder is None or cfg.model.head is None):
         raise ValueError(
-            f"evaluate.prompts={list(cfg.evaluate.prompts)} on a model that is {cfg.model.shape} or has no head over the "
-            "vocabulary, which generates no text: set []"
+            f"evaluate.prompts={list(cfg.evaluate.prompts)}: a model that is {cfg.model.shape} or has no head over the "
+            "vocabulary generates no text: set []"
         )
 
 

@@ -111,6 +111,8 @@ def objectives(row: Row) -> list[str]:
     """Names of the objectives that can train a model of this row."""
     model = next(iter(row.presets.values())).build()
     models = [model]
+    if model.shape == "decoder-only" and model.decoder.kind == "transformer":
+        models.append(model.replace(prefix=True))
     if "masked_lm" in row.options:
         models.append(model.replace(head=HeadConfig()))
     if "num_classes" in row.options:

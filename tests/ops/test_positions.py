@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxformer.config import BandScaling, DynamicNtkScaling, LinearScaling, Rope, Sinusoidal, YarnScaling
-from jaxformer.config.model import RopeScaling
+from jaxformer.config.positions import RopeScaling
 from jaxformer.ops.positions import apply_rope, rope_frequencies, rope_tables, sinusoidal
 
 # ---------------------------------------------------------------- sinusoids

@@ -189,7 +189,7 @@ def test_the_first_state_has_the_weights_of_train_start(trained, tmp_path):
     config = trained.replace(train=TrainConfig(start=trained.workdir), workdir=str(tmp_path / "next"))
     program = train_program(config, jax.devices())
     with Checkpoints(RunDir(tmp_path / "next"), config) as checkpoints:
-        state, step = first_state(program, checkpoints)
+        state, step = first_state(program, checkpoints, load(trained.workdir).tokenizer)
     assert step == 0
     jax.tree.map(np.testing.assert_array_equal, state.params, load(trained.workdir).params)
 
