@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable
 
 from jaxformer.config import (
+    AdamW,
     Bleu,
     CheckpointConfig,
     DataConfig,
@@ -29,14 +30,21 @@ from jaxformer.config import (
     TextSource,
     TrainConfig,
 )
-from jaxformer.models.t5 import t5
+from jaxformer.models.vaswani import vaswani
 
 ROOT = os.environ.get("JAXFORMER_DATA", "data") + "/multi30k"
 PRETRAINED = "runs/t5_span_pretraining"
 
 
 def model() -> ModelConfig:
-    return t5(num_layers=4, embed_dim=128, num_heads=4, head_dim=32, mlp_dim=256, vocab_size=8000, dropout=0.2)
+    """The model of multi30k_ende.py."""
+    return vaswani(vocab_size=8000, num_layers=4, embed_dim=128, num_heads=4, mlp_dim=256, placement="pre", dropout=0.3)
+
+
+def optimizer() -> OptimConfig:
+    return OptimConfig(
+        algorithm=AdamW(b1=0.9, b2=0.98, eps=1e-9), learning_rate=5e-3, schedule=InverseSqrt(warmup_steps=500)
+    )
 
 
 def config() -> RunConfig:
@@ -56,7 +64,7 @@ def config() -> RunConfig:
             length=64,
             batch_size=32,
         ),
-        optim=OptimConfig(learning_rate=3e-3, schedule=InverseSqrt(warmup_steps=500)),
+        optim=optimizer(),
         train=TrainConfig(steps=2500),
         checkpoint=CheckpointConfig(every=500),
         evaluate=EvaluateConfig(every=500),
@@ -79,7 +87,7 @@ def translator(pretrained: bool) -> RunConfig:
             length=128,
             batch_size=32,
         ),
-        optim=OptimConfig(learning_rate=2e-3, schedule=InverseSqrt(warmup_steps=300)),
+        optim=optimizer(),
         train=TrainConfig(steps=1500, label_smoothing=0.1, start=StartConfig(path=PRETRAINED) if pretrained else None),
         checkpoint=CheckpointConfig(every=500),
         evaluate=EvaluateConfig(every=250, metrics=(Perplexity(), Bleu(every="end", num_examples=1014, num_beams=4))),

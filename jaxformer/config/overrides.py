@@ -108,7 +108,12 @@ def _fields(annotation: Any, node: dict) -> dict[str, Any]:
         kinds = typing.Literal[tuple(m.model_fields["kind"].default for m in models)]
         fields = _fields(chosen[0], node) if chosen else {}
         return fields | {"kind": kinds}
-    return {name: field.annotation for name, field in models[0].model_fields.items()} if models else {}
+    return {name: _annotation(field) for name, field in models[0].model_fields.items()} if models else {}
+
+
+def _annotation(field: FieldInfo) -> Any:
+    """The type of a field; a union keeps its discriminator, so that an error names the fields of one kind only."""
+    return Annotated[field.annotation, field] if field.discriminator else field.annotation
 
 
 def _union_members(annotation: Any) -> list[Any]:
@@ -145,8 +150,7 @@ def _parse(annotation: Any, text: str, key: str) -> Any:
             return adapter.dump_python(value, mode="json")
         except ValidationError as error:
             failure = failure or error
-    reasons = "; ".join(e["msg"] for e in failure.errors())
-    raise UserError(f"override '{key}={text}': {reasons}")
+    raise UserError(f"override '{key}={text}': " + "; ".join(explained(failure, annotation)))
 
 
 def unknown_field(key: str, path: list[str], fields: Iterable[str]) -> str:

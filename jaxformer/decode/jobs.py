@@ -21,7 +21,7 @@ from jaxformer.decode.beam_search import BeamSearchConfig, Hypothesis
 from jaxformer.decode.defaults import complete_beams, complete_settings
 from jaxformer.decode.sampling import make_sampling_config
 from jaxformer.decode.slots import Completion, DecodeRequest
-from jaxformer.decode.text import Conversation
+from jaxformer.decode.text import Conversation, check_decoder
 from jaxformer.errors import UserError
 from jaxformer.run import Run
 
@@ -75,6 +75,7 @@ def make_job(
     Args:
       beams: num_beams, length_penalty and early_stopping; None for the model's default.
     """
+    check_decoder(run, "generate")
     if batch_size < 1:
         raise UserError(f"--batch-size {batch_size}: must be at least 1")
     beam = complete_beams(run, beams)

@@ -248,3 +248,9 @@ def test_user_errors_are_value_errors():
 def test_unknown_fields_are_rejected_in_python(cls):
     with pytest.raises(ValueError, match="nonsense"):
         cls(nonsense=1)
+
+
+def test_an_error_inside_a_whole_object_names_one_kind_and_its_field(run):
+    with pytest.raises(UserError) as error:
+        apply_overrides(run, ['data.objective={"kind":"masked","rate":1.0}'])
+    assert str(error.value).endswith(": rate = 1.0: Input should be less than 1")

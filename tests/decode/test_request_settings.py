@@ -5,6 +5,7 @@ import pytest
 
 import jaxformer as jf
 from jaxformer.decode import slots
+from jaxformer.decode.jobs import make_job
 from jaxformer.decode.sampling import SamplingConfig
 from jaxformer.decode.slots import DecodeRequest, _unique_prompts
 from jaxformer.decode.text import find_stop
@@ -347,6 +348,7 @@ def test_encoder_only_models_are_rejected(decoder_run, never_compiles):
         ("generate", lambda: jf.complete(run, ["a"])),
         ("search", lambda: jf.search(run, ["a"])),
         ("stream", lambda: jf.stream(run, "a")),
+        ("generate", lambda: make_job(run, {}, {}, 1)),
         ("score", lambda: jf.score(run, ["a"])),
     ):
         with pytest.raises(
