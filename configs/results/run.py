@@ -17,7 +17,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxformer.config import RunConfig
 
 RESULTS = Path(__file__).resolve().parent
 CONFIGS, TABLE = RESULTS.parent, RESULTS.parent / "RESULTS.md"
@@ -42,6 +45,9 @@ class Result:
 
 def run_experiment(name: str) -> None:
     """Run one experiment and write its files."""
+    from jaxformer.startup import prepare_jax
+
+    prepare_jax()
     from jaxformer.train.loop import train
 
     sys.path.insert(0, str(CONFIGS))
@@ -55,6 +61,8 @@ def run_experiment(name: str) -> None:
         run = train(config)
         state.parent.mkdir(exist_ok=True)
         state.write_text(str(before + time.perf_counter() - started))
+        if not _is_complete(config, run.step):
+            sys.exit(f"{config.workdir} stopped at step {run.step}; the same command continues from there")
         return run
 
     result = experiment(timed_train)
@@ -63,6 +71,18 @@ def run_experiment(name: str) -> None:
     (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     (RESULTS / f"{name}.svg").write_text(figure(record), encoding="utf-8")
     TABLE.write_text(table(), encoding="utf-8")
+
+
+def _is_complete(config: "RunConfig", step: int) -> bool:
+    """Whether a run has reached its last step or was stopped early, rather than stopped by a signal."""
+    from jaxformer.checkpoint import Checkpoints
+    from jaxformer.rundir import RunDir
+    from jaxformer.train.early_stopping import EarlyStopping
+
+    if step >= config.train.steps:
+        return True
+    with Checkpoints(RunDir(config.workdir), config) as checkpoints:
+        return EarlyStopping(config, checkpoints.position).stops
 
 
 def table() -> str:
