@@ -69,9 +69,9 @@ def config() -> RunConfig:
             batch_size=32,
         ),
         optim=OptimConfig(learning_rate=1e-3, schedule=Linear(warmup_steps=500), weight_decay=0.01),
-        train=TrainConfig(steps=5000),
+        train=TrainConfig(steps=4500),
         checkpoint=CheckpointConfig(every=1000),
-        evaluate=EvaluateConfig(every=1000),
+        evaluate=EvaluateConfig(every=500),
     )
 
 
@@ -90,14 +90,14 @@ def classifier(seed: int, pretrained: bool) -> RunConfig:
             heldout=sentences("dev"),
             tokenizer=DirectoryTokenizer(path=PRETRAINED),
             objective=Classify(),
-            length=64,
+            length=32,
             batch_size=32,
             too_long="truncate",
         ),
         optim=OptimConfig(learning_rate=1e-4, schedule=Linear(warmup_steps=200), weight_decay=0.01),
-        train=TrainConfig(steps=2000, start=StartConfig(path=PRETRAINED) if pretrained else None),
-        checkpoint=CheckpointConfig(every=500, keep_best=0),
-        evaluate=EvaluateConfig(every=250, metrics=(Classification(),)),
+        train=TrainConfig(steps=1600, start=StartConfig(path=PRETRAINED) if pretrained else None),
+        checkpoint=CheckpointConfig(every=400, keep_best=0),
+        evaluate=EvaluateConfig(every=200, metrics=(Classification(),)),
     )
 
 
