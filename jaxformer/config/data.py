@@ -271,7 +271,8 @@ class DataConfig(Config):
     """Pack several short examples into one row, separated by segment ids. False, and always if the objective labels
     whole rows (classify): one example per row."""
     too_long: Literal["drop", "truncate"] = "drop"
-    """What to do with labelled texts and pairs that do not fit into a row; other texts are split into several rows."""
+    """What to do with examples that do not fit into a row. drop: leave out labelled texts and pairs, and split other
+    texts into several rows; truncate: use the beginning of every example."""
     workers: NonNegativeInt = 0
     """Worker processes that build batches. 0: a thread of the training process builds them."""
     prefetch: PositiveInt = 8

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.typing import Batch, Tokens
 
 OPEN_ROWS = 128  # rows that can still take a piece; 512 would improve packing by less than 1%
@@ -62,6 +63,7 @@ class Objective(Protocol):
     """The source fields that an example must have; the values are for `encode` only."""
     predicted: str | None
     """The source field that the targets encode, needed for bits per byte; None if they encode no field."""
+    tokenizer: Tokenizer
     can_pack: bool
     """Whether several examples may share a row."""
     layout: Layout

@@ -77,10 +77,17 @@ def build_set(cfg: DataConfig, objective: Objective, split: SplitName) -> Packed
     num_bytes = num_dropped = num_truncated = 0
     for example, ids in _encode(documents, objective, split):
         new_pieces = objective.pieces(ids)
+        is_truncated = bool(ids.get("truncated"))
+        if cfg.too_long == "truncate" and len(new_pieces) > 1:
+            new_pieces, is_truncated = new_pieces[:1], True
+        if new_pieces and objective.predicted:
+            text = example[objective.predicted]
+            if is_truncated:
+                text = objective.tokenizer.decode(new_pieces[0]["targets"])
+            num_bytes += len(text.encode())
         pieces += new_pieces
-        num_bytes += len(example[objective.predicted].encode()) if new_pieces and objective.predicted else 0
         num_dropped += not new_pieces
-        num_truncated += bool(ids.get("truncated"))
+        num_truncated += is_truncated
     _report_long(num_dropped, num_truncated, len(documents), objective.layout)
     return _pack(pieces, cfg.pack and objective.can_pack, objective, num_bytes)
 

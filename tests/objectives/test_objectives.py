@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from jaxformer.config import Causal, DataConfig, MemorySource, RunConfig, Seq2Seq, SpecialIds
-from jaxformer.data import Bytes, build_set, make_loader
+from jaxformer.data import Bytes, build_set, make_loader, make_tokenizer, open_split
 from jaxformer.layers import Transformer, init_params
 from jaxformer.models.gpt2 import gpt2
 from jaxformer.models.vaswani import vaswani
@@ -49,6 +49,18 @@ def test_stored_rows_are_not_changed_by_corruption(config, objective):
     objective.batch(rows, lambda row: np.random.RandomState(row))
     for name, column in rows.items():
         np.testing.assert_array_equal(column, before[name])
+
+
+def test_truncation_keeps_the_beginning_of_every_example(config, caplog):
+    data = config.data.replace(length=8, too_long="truncate")
+    config = config.replace(data=data)
+    objective = make_objective(config, make_tokenizer(config, open_split(data, "train")))
+    with caplog.at_level("WARNING"):
+        packed = build_set(data.replace(pack=False), objective, "train")
+    documents = open_split(data, "train")
+    assert len(packed) == len(documents)
+    if any(len(str(document)) > 60 for document in documents):
+        assert "are truncated" in caplog.text
 
 
 def test_loss_and_gradients_are_finite(config, objective):
@@ -133,6 +145,17 @@ def test_seq2seq_shifts_targets_and_appends_eos():
 @pytest.mark.parametrize(("inputs", "targets"), [([10] * 4, [20]), ([10], [20] * 4)])
 def test_seq2seq_skips_pairs_that_do_not_fit(inputs, targets):
     assert seq2seq(SpecialIds()).pieces({"inputs": inputs, "targets": targets}) == []
+
+
+def test_truncated_texts_count_the_bytes_of_their_targets():
+    config = RunConfig(
+        model=gpt2(**SHAPE),
+        data=DataConfig(train=MemorySource(documents=("abcdefghij", "xyz")), length=5, pack=False, too_long="truncate"),
+    )
+    packed = build_set(config.data, make_objective(config, BYTES), "train")
+    rows = packed.rows([0, 1])
+    assert [BYTES.decode(row) for row in rows["targets"]] == ["abcde", "xyz"]
+    assert packed.num_bytes == 8
 
 
 def test_seq2seq_truncates_pairs_if_asked_to():
