@@ -109,6 +109,7 @@ from jaxformer.config.run import (
     CheckpointConfig as CheckpointConfig,
     EarlyStoppingConfig as EarlyStoppingConfig,
     EvaluateConfig as EvaluateConfig,
+    MESH_AXES as MESH_AXES,
     MeshConfig as MeshConfig,
     ParameterSelector as ParameterSelector,
     RunConfig as RunConfig,

@@ -14,6 +14,7 @@ from jaxformer.errors import UserError
 from jaxformer.typing import BatchLayout
 
 AxisSize = Annotated[int, Field(ge=-1)]
+MESH_AXES = ("data", "fsdp", "tensor", "context", "expert", "stage")
 
 
 class StartConfig(Config):
@@ -104,10 +105,13 @@ class MeshConfig(Config):
     """Devices for expert parallelism; not yet supported, must be 1."""
     stage: AxisSize = 1
     """Devices for pipeline parallelism; not yet supported, must be 1."""
+    topology: str | None = None
+    """Hardware that the run is made for, such as `v5e-256` or `h100-64`: preflight compiles for it, and training on
+    other hardware is refused. None: any."""
 
     @model_validator(mode="after")
     def _sizes(self) -> "MeshConfig":
-        sizes = dict(self)
+        sizes = {axis: getattr(self, axis) for axis in MESH_AXES}
         if 0 in sizes.values():
             raise ValueError(f"{next(a for a, n in sizes.items() if n == 0)}=0: an unused axis has size 1, set 1")
         if list(sizes.values()).count(-1) > 1:

@@ -18,6 +18,7 @@ from jaxformer.errors import UserError
 from jaxformer.layers import Transformer
 from jaxformer.objectives.base import Objective, split_text
 from jaxformer.ops.losses import LossOptions, LossSums, TokenLosses
+from jaxformer.ops.sharded import gather_weights
 from jaxformer.typing import Array, Batch, Float, Params
 
 
@@ -28,6 +29,7 @@ def negative_sampling_loss(
 
     `correct` counts the predicted words that have a higher score than each of their random words.
     """
+    params = gather_weights(params)
     inputs_VD = params["embedding"]["tokens"].astype(jnp.float32)
     # Gathering rows of a transposed copy is much faster than gathering columns.
     outputs_VD = params["head"]["output"]["kernel"].T.astype(jnp.float32)

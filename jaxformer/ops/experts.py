@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxformer.sharding import sum_devices
+
 
 class Routes(NamedTuple):
     """The experts chosen for each token, and their weights."""
@@ -61,9 +63,11 @@ def router_losses(logits_ME: Float[Array, "M E"], routes: Routes, real_M: Float[
     Load balance: E * sum over experts of (fraction of tokens * mean probability), which is `top_k` if the load is
     perfectly balanced (arXiv:2101.03961, eq. 4). Router z: the mean squared log-sum-exp (arXiv:2202.08906, eq. 5).
     """
-    num_experts, total = logits_ME.shape[1], jnp.maximum(real_M.sum(), 1.0)
+    num_experts = logits_ME.shape[1]
     chosen_ME = jax.nn.one_hot(routes.experts_MJ, num_experts, dtype=jnp.float32).sum(axis=1)
-    share_E = (chosen_ME * real_M[:, None]).sum(axis=0) / total
-    probability_E = (jax.nn.softmax(logits_ME, axis=-1) * real_M[:, None]).sum(axis=0) / total
     z_M = jnp.square(jax.nn.logsumexp(logits_ME, axis=-1))
-    return RouterLosses(num_experts * (share_E * probability_E).sum(), (z_M * real_M).sum() / total)
+    values = (chosen_ME, jax.nn.softmax(logits_ME, axis=-1), z_M[:, None], jnp.ones_like(z_M)[:, None])
+    # The shares are those of the whole batch, also where each device has only some of its rows.
+    *sums, total = sum_devices(tuple((value * real_M[:, None]).sum(axis=0) for value in values))
+    share_E, probability_E, z = (value / jnp.maximum(total, 1.0) for value in sums)
+    return RouterLosses(num_experts * (share_E * probability_E).sum(), z[0])
