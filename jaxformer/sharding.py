@@ -164,14 +164,18 @@ def partition_spec(
     return PartitionSpec(*entries)
 
 
-def param_shardings(axes: PyTree, shapes: PyTree, mesh: Mesh) -> PyTree:
-    """NamedShardings of a parameter tree, from trees of logical axes and of shapes."""
+def param_specs(axes: PyTree, shapes: PyTree, mesh: Mesh | AbstractMesh) -> PyTree:
+    """PartitionSpecs of a parameter tree, from trees of logical axes and of shapes."""
 
     def one(path, shape, names):
-        spec = partition_spec(names, shape.shape, mesh, path_name(path))
-        return NamedSharding(mesh, spec)
+        return partition_spec(names, shape.shape, mesh, path_name(path))
 
     return jax.tree_util.tree_map_with_path(one, shapes, axes)
+
+
+def param_shardings(axes: PyTree, shapes: PyTree, mesh: Mesh | AbstractMesh) -> PyTree:
+    """NamedShardings of a parameter tree, from trees of logical axes and of shapes."""
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), param_specs(axes, shapes, mesh), is_leaf=_is_spec)
 
 
 def like_params(tree: PyTree, params: PyTree, shardings: PyTree, mesh: Mesh) -> PyTree:
@@ -227,10 +231,10 @@ def on_devices(function: Callable, mesh: Mesh | AbstractMesh, in_specs: PyTree, 
     if mesh.size == 1:
         return function
     manual = {axis for axis in mesh.axis_names if axis not in AUTO_AXES or mesh.shape[axis] == 1}
-    specs = [jax.tree.map(lambda spec: _only_axes(spec, manual), each, is_leaf=_is_spec) for each in (in_specs, out_specs)]
-    return jax.shard_map(
-        function, mesh=mesh, in_specs=specs[0], out_specs=specs[1], axis_names=manual, check_vma=False
-    )
+    specs = [
+        jax.tree.map(lambda spec: _only_axes(spec, manual), each, is_leaf=_is_spec) for each in (in_specs, out_specs)
+    ]
+    return jax.shard_map(function, mesh=mesh, in_specs=specs[0], out_specs=specs[1], axis_names=manual, check_vma=False)
 
 
 def on_shards(function: Callable, in_axes: Sequence[tuple[str | None, ...]], out_axes: PyTree) -> Callable:

@@ -106,10 +106,10 @@ from jaxformer.config.positions import (
     YarnScaling as YarnScaling,
 )
 from jaxformer.config.run import (
+    MESH_AXES as MESH_AXES,
     CheckpointConfig as CheckpointConfig,
     EarlyStoppingConfig as EarlyStoppingConfig,
     EvaluateConfig as EvaluateConfig,
-    MESH_AXES as MESH_AXES,
     MeshConfig as MeshConfig,
     ParameterSelector as ParameterSelector,
     RunConfig as RunConfig,

@@ -10,11 +10,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxformer.config import RunConfig
 from jaxformer.data import Documents, Loader, PackedSet, open_split
-from jaxformer.layers import Transformer
+from jaxformer.layers import Transformer, abstract_params
 from jaxformer.objectives import OBJECTIVES
-from jaxformer.ops.losses import LossOptions, LossSums, auto_chunks, class_loss, cross_entropy
+from jaxformer.ops.losses import LossOptions, LossSums, auto_chunks, auto_vocab_chunks, class_loss, cross_entropy
+from jaxformer.ops.sharded import fsdp_of, shard_weights
+from jaxformer.ops.vocab_loss import VOCAB_AXIS
+from jaxformer.ops.weights import is_quantized
 from jaxformer.run import Run
-from jaxformer.sharding import batch_ways, global_batch
+from jaxformer.sharding import batch_spec, batch_ways, global_batch, on_devices, param_specs, sum_devices
 from jaxformer.typing import Array, Batch, Float, Int, Params
 
 
@@ -35,7 +38,7 @@ class HeldOut:
         self.config, self.loader, self.mesh = config, loader, mesh
         self._rows_per_device = loader.num_rows * loader.num_hosts // batch_ways(mesh.shape)
         loss = OBJECTIVES[config.data.objective.kind].loss
-        self._loss_step = jax.jit(partial(_loss_sums, loss=loss), static_argnames=("model", "options"))
+        self._loss_step = jax.jit(partial(_loss_sums, loss=loss, mesh=mesh), static_argnames=("model", "options"))
         # Predictions are replicated, because a host can only read arrays that it holds completely.
         replicated = NamedSharding(mesh, PartitionSpec())
         self._prediction_step = jax.jit(_predict, static_argnames="model", out_shardings=replicated)
@@ -59,7 +62,11 @@ class HeldOut:
           length: number of predicted positions per row.
         """
         # The loss without label smoothing and z-loss, computed in chunks as in training.
-        options = LossOptions(num_chunks=auto_chunks(self._rows_per_device, length, self.config.model.vocab_size))
+        rows, vocab_size = self._rows_per_device, self.config.model.vocab_size
+        options = LossOptions(
+            num_chunks=auto_chunks(rows, length, vocab_size),
+            vocab_chunks=auto_vocab_chunks(rows * length, vocab_size // self.mesh.shape[VOCAB_AXIS]),
+        )
         with jax.set_mesh(self.mesh):
             for batch in batches:
                 yield self._loss_step(run.params, global_batch(batch, self.mesh), model=run.model, options=options)
@@ -81,8 +88,17 @@ def mean_losses(sums: Iterable[LossSums]) -> tuple[float, float]:
     return float(nll / weight), float(correct / weight)
 
 
-def _loss_sums(params: Params, batch: Batch, *, model: Transformer, loss, options: LossOptions) -> LossSums:
-    return loss(model, params, batch, options)[0]
+def _loss_sums(params: Params, batch: Batch, *, model: Transformer, loss, options: LossOptions, mesh: Mesh) -> LossSums:
+    if is_quantized(params):  # XLA partitions the products of matrices that are stored in another format
+        return loss(model, params, batch, options)[0]
+    shapes, axes = abstract_params(model.config)
+    fsdp = fsdp_of(mesh, model.runtime.platform, model.runtime.remat)
+
+    def local(params: Params, batch: Batch) -> LossSums:
+        return sum_devices(loss(model, shard_weights(params, axes, fsdp), batch, options)[0])
+
+    specs = param_specs(axes, shapes, mesh)
+    return on_devices(local, mesh, in_specs=(specs, batch_spec(mesh)), out_specs=PartitionSpec())(params, batch)
 
 
 def _predict(params: Params, batch: Batch, *, model: Transformer) -> Predictions:

@@ -105,23 +105,34 @@ class Head(nn.Module):
     kernel_init: Init
     runtime: Runtime = Runtime()
 
-    @nn.compact
-    def __call__(self, x_BTD: jax.Array, table: Table) -> jax.Array:
+    def setup(self) -> None:
         cfg = self.config
         if cfg.transform is not None:
-            x_BTD = Transform(cfg.transform, self.embed_dim, self.kernel_init, self.runtime, name="transform")(x_BTD)
-        if cfg.scale:
-            x_BTD = x_BTD * self.embed_dim**-0.5
-        if cfg.tied:
-            logits_BTV = table.matmul(x_BTD.astype(self.runtime.dtype), 1, jnp.float32, self.runtime.platform)
-        else:
+            self.transform = Transform(cfg.transform, self.embed_dim, self.kernel_init, self.runtime)
+        if not cfg.tied:
             shape, axes = (self.embed_dim, self.vocab_size), ("embed", "vocab")
-            output = Linear(shape, axes, self.kernel_init, self.runtime, out_dtype=jnp.float32, name="output")
-            logits_BTV = output(x_BTD)
+            self.output = Linear(shape, axes, self.kernel_init, self.runtime, out_dtype=jnp.float32)
         if cfg.bias:
             zeros = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
-            logits_BTV = logits_BTV + self.param("bias", zeros, (self.vocab_size,))
+            self.bias = self.param("bias", zeros, (self.vocab_size,))
+
+    def __call__(self, x_BTD: jax.Array, table: Table) -> jax.Array:
+        cfg, x_BTD = self.config, self.features(x_BTD)
+        if cfg.tied:
+            logits_BTV = table.matmul(x_BTD, 1, jnp.float32, self.runtime.platform)
+        else:
+            logits_BTV = self.output(x_BTD)
+        if cfg.bias:
+            logits_BTV = logits_BTV + self.bias
         return constrain(apply_softcap(logits_BTV, cfg.softcap), "batch", "length", "vocab")
+
+    def features(self, x_BTD: jax.Array) -> jax.Array:
+        """What is multiplied by the output matrix."""
+        if self.config.transform is not None:
+            x_BTD = self.transform(x_BTD)
+        if self.config.scale:
+            x_BTD = x_BTD * self.embed_dim**-0.5
+        return x_BTD.astype(self.runtime.dtype)
 
 
 class Pooler(nn.Module):

@@ -90,6 +90,10 @@ class Transformer(nn.Module):
     def logits(self, hidden_BTD: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         return self.head(hidden_BTD, self.embedding.tokens)
 
+    def head_features(self, hidden_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """What the head multiplies by its output matrix."""
+        return self.head.features(hidden_BTD)
+
     def cross_keys_values(self, source_BSD: Float[Array, "B S D"]) -> tuple[KeysValues, ...]:
         """Keys and values of the source for each decoder layer, projected once per request."""
         return self.decoder.cross_keys_values(source_BSD)

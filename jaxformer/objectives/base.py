@@ -14,6 +14,8 @@ from jaxformer.data.tokenizer import Tokenizer, special_ids
 from jaxformer.errors import UserError
 from jaxformer.layers import Transformer
 from jaxformer.ops.losses import LossOptions, LossSums, TokenLosses, head_loss
+from jaxformer.ops.sharded import Sharded
+from jaxformer.ops.vocab_loss import output_matrix, vocab_loss
 from jaxformer.typing import Array, Batch, Float, Params
 
 
@@ -22,21 +24,37 @@ def token_loss(
 ) -> tuple[LossSums, TokenLosses]:
     """Cross-entropy of every target token, used by training, evaluation and scoring alike.
 
-    Logits are computed for one chunk of the sequence at a time, and only at the positions in `batch.predicted` if the
-    batch has them. There is no dropout if `key` is None.
+    Logits are computed for one chunk of the sequence or of the vocabulary at a time, and only at the positions in
+    `batch.predicted` if the batch has them. There is no dropout if `key` is None.
     """
-
-    def head(params: Params, hidden_BTD: Array) -> Array:
-        return model.apply({"params": params}, hidden_BTD, method="logits")
-
     hidden_BTD, router_loss = model.apply(
         {"params": params}, batch.tokens, batch.source, key, method="hidden_and_router_loss"
     )
     if batch.predicted is not None:
         hidden_BTD = jnp.take_along_axis(hidden_BTD, batch.predicted[..., None], axis=1)
-    head_params = {name: params[name] for name in ("embedding", "head") if name in params}
-    sums, tokens = head_loss(head, options, head_params, hidden_BTD, batch.targets, batch.weights)
+    loss = _sharded_head_loss if isinstance(params["embedding"]["tokens"], Sharded) else _head_loss
+    sums, tokens = loss(model, params, hidden_BTD, batch, options)
     return add_router_loss(sums, router_loss), tokens
+
+
+def _head_loss(
+    model: Transformer, params: Params, hidden_BTD: Array, batch: Batch, options: LossOptions
+) -> tuple[LossSums, TokenLosses]:
+    def head(params: Params, hidden_BTD: Array) -> Array:
+        return model.apply({"params": params}, hidden_BTD, method="logits")
+
+    head_params = {name: params[name] for name in ("embedding", "head") if name in params}
+    return head_loss(head, options, head_params, hidden_BTD, batch.targets, batch.weights)
+
+
+def _sharded_head_loss(
+    model: Transformer, params: Params, hidden_BTD: Array, batch: Batch, options: LossOptions
+) -> tuple[LossSums, TokenLosses]:
+    cfg, head = model.config.head, params.get("head", {})
+    features_BTD = model.apply({"params": params}, hidden_BTD, method="head_features")
+    weight = params["embedding"]["tokens"] if cfg.tied else head["output"]["kernel"]
+    output = output_matrix(weight, head.get("bias"), cfg.softcap)
+    return vocab_loss(output, features_BTD, batch.targets, batch.weights, options)
 
 
 def add_router_loss(sums: LossSums, router_loss: Float[Array, ""] | None) -> LossSums:

@@ -33,6 +33,8 @@ class LossOptions(NamedTuple):
     z_loss: float = 0.0
     num_chunks: int = 1
     """Number of chunks that the sequence is split into; must divide its length."""
+    vocab_chunks: int = 1
+    """Number of chunks that the vocabulary is split into where the output matrix is sharded (`vocab_loss`)."""
 
 
 def cross_entropy(
@@ -100,6 +102,11 @@ def auto_chunks(num_rows: int, length: int, vocab_size: int) -> int:
     ):
         chunks *= 2
     return chunks
+
+
+def auto_vocab_chunks(num_tokens: int, vocab_size: int) -> int:
+    """Number of chunks of the vocabulary that keeps the logits of this number of tokens at 512 MiB."""
+    return max(1, round(num_tokens * vocab_size / 2**27))
 
 
 Head = Callable[[PyTree, Float[Array, "B T D"]], Float[Array, "B T V"]]

@@ -14,10 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.sharding import AbstractMesh, Mesh
 
 from jaxformer.ops.axes import Axes, weight_dims
 from jaxformer.ops.weights import Dense, DenseTable
-from jaxformer.sharding import RULES
+from jaxformer.sharding import RULES, torus_factors
 from jaxformer.typing import Array, Float, Int, Params, PyTree
 
 AXIS = "fsdp"
@@ -37,6 +38,14 @@ class Fsdp:
     @property
     def size(self) -> int:
         return math.prod(self.factors)
+
+
+def fsdp_of(mesh: Mesh | AbstractMesh, platform: str, remat: str) -> Fsdp | None:
+    """How weights are sharded on a mesh; None if its axis `fsdp` has one device."""
+    if mesh.shape[AXIS] == 1:
+        return None
+    # GPUs have the memory for the whole output matrix, and gathering it twice would cost them more time.
+    return Fsdp(torus_factors(mesh, AXIS), regather=remat == "none", gathers_head_once=platform == "gpu")
 
 
 # ---------------------------------------------------------------- collectives

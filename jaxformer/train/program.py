@@ -18,9 +18,11 @@ from jaxformer.config import RunConfig
 from jaxformer.layers import Transformer, abstract_params, init_params
 from jaxformer.layers.partition import Partition, whole_leaf
 from jaxformer.objectives import OBJECTIVES
-from jaxformer.ops.losses import LossOptions, auto_chunks
+from jaxformer.ops.losses import LossOptions, auto_chunks, auto_vocab_chunks
+from jaxformer.ops.sharded import fsdp_of
+from jaxformer.ops.vocab_loss import VOCAB_AXIS
 from jaxformer.run import make_runtime
-from jaxformer.sharding import batch_sharding, batch_ways, check_batch, make_mesh, param_shardings
+from jaxformer.sharding import batch_sharding, batch_ways, check_batch, make_mesh, param_shardings, param_specs
 from jaxformer.train.optim import make_optimizer
 from jaxformer.train.state import TrainState, init_state, state_shardings
 from jaxformer.train.step import StepParts, train_step
@@ -69,10 +71,15 @@ class TrainProgram:
         batch = abstract_batch(self.config.batch_layout, self.config.data.batch_size)
         return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), batch)
 
+    def trace(self, batch: Batch | None = None) -> jax.stages.Traced:
+        """The step traced for the devices of the program, without allocating arrays."""
+        with jax.set_mesh(self.mesh):
+            return self.step.trace(self.abstract_state, self.abstract_batch if batch is None else batch)
+
     def lower(self, batch: Batch | None = None) -> jax.stages.Lowered:
         """The step lowered for the devices of the program, without allocating arrays."""
         with jax.set_mesh(self.mesh):
-            return self.step.lower(self.abstract_state, self.abstract_batch if batch is None else batch)
+            return self.trace(batch).lower()
 
     def inference_params(self, state: TrainState) -> Params:
         """All parameters for evaluation and decoding: the moving average if the run keeps one."""
@@ -88,8 +95,8 @@ def train_program(config: RunConfig, devices: Sequence[Any]) -> TrainProgram:
 def program_on_mesh(config: RunConfig, mesh: Mesh | AbstractMesh, platform: str) -> TrainProgram:
     """The program on a given mesh; on an abstract mesh, only its shapes and shardings are usable."""
     partition = Partition(config.model, config.train.freeze)
-    axes, _ = partition.split(abstract_params(config.model)[1], take=whole_leaf)
-    optimizer = make_optimizer(config.optim, config.train.steps, axes)
+    shapes, axes = abstract_params(config.model)
+    optimizer = make_optimizer(config.optim, config.train.steps, partition.split(axes, take=whole_leaf)[0])
     parts = StepParts(
         config=config,
         model=Transformer(config.model, make_runtime(config.train, platform)),
@@ -97,6 +104,10 @@ def program_on_mesh(config: RunConfig, mesh: Mesh | AbstractMesh, platform: str)
         options=loss_options(config, mesh),
         optimizer=optimizer,
         partition=partition,
+        mesh=mesh,
+        axes=axes,
+        specs=partition.split(param_specs(axes, shapes, mesh), take=whole_leaf),
+        fsdp=fsdp_of(mesh, platform, config.train.remat),
     )
 
     def start(params: Params) -> TrainState:
@@ -120,8 +131,10 @@ def program_on_mesh(config: RunConfig, mesh: Mesh | AbstractMesh, platform: str)
 
 def loss_options(config: RunConfig, mesh: Mesh | AbstractMesh) -> LossOptions:
     """Options of the training loss; `train.loss_chunks=auto` is resolved by the number of rows on one device."""
-    chunks = config.train.loss_chunks
+    chunks = vocab_chunks = config.train.loss_chunks
     if chunks == "auto":
         rows = config.data.batch_size // config.train.accumulate // batch_ways(mesh.shape)
-        chunks = auto_chunks(rows, config.batch_layout.loss_length, config.model.vocab_size)
-    return LossOptions(config.train.label_smoothing, config.train.z_loss, chunks)
+        length, vocab_size = config.batch_layout.loss_length, config.model.vocab_size
+        chunks = auto_chunks(rows, length, vocab_size)
+        vocab_chunks = auto_vocab_chunks(rows * length, vocab_size // mesh.shape[VOCAB_AXIS])
+    return LossOptions(config.train.label_smoothing, config.train.z_loss, chunks, vocab_chunks)
