@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxformer.checkpoint import Checkpoints, abstract_like
-from jaxformer.config import MeshConfig, RunConfig, apply_overrides
+from jaxformer.config import MESH_AXES, MeshConfig, RunConfig, apply_overrides
 from jaxformer.convert.directory import HuggingFaceDirectory, is_hugging_face
 from jaxformer.convert.hub import local_directory
 from jaxformer.data.tokenizer import find_tokenizer
@@ -179,7 +179,7 @@ def _describe_tokenizer(directory: Path) -> str:
 # ---------------------------------------------------------------- sizes
 def _abstract_mesh(config: MeshConfig) -> AbstractMesh:
     """The configured mesh, even if fewer devices are attached; an axis of -1 uses the attached devices."""
-    sizes = dict(config)
+    sizes = {axis: getattr(config, axis) for axis in MESH_AXES}
     fixed = math.prod(n for n in sizes.values() if n != -1)
     sizes = {axis: max(1, jax.device_count() // fixed) if n == -1 else n for axis, n in sizes.items()}
     return AbstractMesh(tuple(sizes.values()), tuple(sizes))

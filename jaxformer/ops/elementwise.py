@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxformer.sharding import first_row
+from jaxformer.ops.random import uniform
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": jax.nn.relu,
@@ -30,12 +30,11 @@ def apply_softcap(x: Float[Array, "*dims"], cap: float | None) -> Float[Array, "
 def dropout(x: Float[Array, "B *dims"], rate: float, key: jax.Array | None) -> Float[Array, "B *dims"]:
     """Inverted dropout: zero a fraction `rate` of x and scale up the rest; no dropout if `key` is None.
 
-    Every row of the whole batch has a key of its own, so that results do not depend on how rows are split over devices.
+    Which elements are kept does not depend on how rows are split over devices.
     """
     if key is None or rate == 0.0:
         return x
-    rows = first_row(x.shape[0]) + jnp.arange(x.shape[0])
-    keep = jax.vmap(lambda row: jax.random.bernoulli(jax.random.fold_in(key, row), 1.0 - rate, x.shape[1:]))(rows)
+    keep = uniform(key, x.shape) < 1.0 - rate
     return jnp.where(keep, x / (1.0 - rate), jnp.zeros_like(x))
 
 

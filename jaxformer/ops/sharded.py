@@ -13,7 +13,6 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxformer.ops.axes import Axes, weight_dims
@@ -171,9 +170,7 @@ def shard_weights(params: Params, axes: PyTree, fsdp: Fsdp | None) -> Params:
     """
     if fsdp is None:
         return params
-    names = flatten_dict(axes, sep="/")
-    leaves = {path: _shard(leaf, names[path], fsdp) for path, leaf in flatten_dict(params, sep="/").items()}
-    return unflatten_dict(leaves, sep="/")
+    return jax.tree.map(lambda leaf, names: _shard(leaf, names, fsdp), params, axes)
 
 
 def _shard(leaf: Array, axes: Axes, fsdp: Fsdp) -> Array | Sharded:
