@@ -156,6 +156,7 @@ def _options(config: RunConfig | None) -> ocp.CheckpointManagerOptions:
     return ocp.CheckpointManagerOptions(
         preservation_policy=policies.AnyPreservationPolicy(keep),
         cleanup_tmp_directories=True,
+        create=False,  # saving creates the directory: a run that fails before leaves nothing behind
     )
 
 

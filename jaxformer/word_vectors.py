@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 
@@ -42,19 +43,30 @@ def format_vectors(words: Sequence[str], vectors_ND: Float[np.ndarray, "N D"]) -
 
 def read_vectors(path: str | Path) -> tuple[list[str], Float[np.ndarray, "N D"]]:
     """Read the words and vectors of a file."""
+    try:
+        with Path(path).open(encoding="utf-8") as file:
+            return _parse_vectors(file, path)
+    except UnicodeDecodeError:
+        raise UserError(
+            f"{path}: not UTF-8 text, but perhaps word2vec's binary format: convert it, for example with gensim's "
+            "save_word2vec_format(path, binary=False)"
+        ) from None
+
+
+def _parse_vectors(file: TextIO, path: str | Path) -> tuple[list[str], Float[np.ndarray, "N D"]]:
     words: list[str] = []
-    with Path(path).open(encoding="utf-8") as file:
-        num_words, dim = _read_header(file.readline(), path)
-        vectors_ND = np.empty((num_words, dim), np.float32)
-        for number, line in enumerate(file, start=2):
-            word, *values = line.rstrip().rsplit(" ", dim)
-            try:
-                vectors_ND[len(words)] = np.array(values, np.float32)
-            except (ValueError, IndexError):
-                raise UserError(
-                    f"{path}, line {number}: expected one of {num_words} words with {dim} numbers: restore the file"
-                ) from None
-            words.append(word)
+    num_words, dim = _read_header(file.readline(), path)
+    vectors_ND = np.empty((num_words, dim), np.float32)
+    for number, line in enumerate(file, start=2):
+        word, *values = line.rstrip().rsplit(" ", dim)
+        try:
+            # reshape: a single number would be broadcast to all dimensions.
+            vectors_ND[len(words)] = np.array(values, np.float32).reshape(dim)
+        except (ValueError, IndexError):
+            raise UserError(
+                f"{path}, line {number}: expected one of {num_words} words with {dim} numbers: restore the file"
+            ) from None
+        words.append(word)
     if len(words) != num_words:
         raise UserError(f"{path}: the first line announces {num_words} words, but there are {len(words)}: restore it")
     return words, vectors_ND

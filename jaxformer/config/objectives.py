@@ -64,13 +64,15 @@ class ObjectiveConfig(Config):
             self._check_pooler(model)
 
     def _check_pooler(self, model: ModelConfig) -> None:
-        poolings = ("none",) if self.head == "tags" else ("first", "mean", "last")
+        # The first token of a causal decoder attends to itself only, so its vector is the same for all texts.
+        of_texts = ("mean", "last") if model.shape == "decoder-only" else ("first", "mean", "last")
+        poolings = ("none",) if self.head == "tags" else of_texts
         pooler = model.pooler
         if pooler is None or pooler.num_classes is None or pooler.pooling not in poolings:
             found = "none" if pooler is None else f"pooling={pooler.pooling} num_classes={pooler.num_classes}"
             raise ValueError(
                 f"data.objective.kind={self.kind} predicts {self.head}: set model.pooler with num_classes and pooling "
-                f"{' or '.join(poolings)}; it is {found}"
+                f"{' or '.join(poolings)} if the model is {model.shape}; it is {found}"
             )
 
 

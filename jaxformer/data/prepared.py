@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxformer.config import DataConfig
 from jaxformer.data.packing import Layout, Objective
-from jaxformer.data.sets import PackedSet, Sets, build_set, build_sets
+from jaxformer.data.sets import PackedSet, Sets, build_set, build_sets, check_pairs
 from jaxformer.data.sources import SplitName
 from jaxformer.data.sources.records import open_records, read_record, write_records
 from jaxformer.data.tokenizer import Tokenizer
@@ -44,6 +44,7 @@ class RecordFile:
 
 def prepare(cfg: DataConfig, objective: Objective, tokenizer: Tokenizer, directory: str | Path) -> Sets:
     """Tokenise and pack the training and held-out sets into a directory, and open them."""
+    check_pairs(cfg)
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / META_FILE).unlink(missing_ok=True)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from jaxformer.config import DataConfig
+from jaxformer.config import DataConfig, HeldoutSplit
 from jaxformer.data.packing import Layout, Objective, Piece, StoredRows, fill_records, pack, split_records
 from jaxformer.data.sources import Documents, Example, SplitName, open_split, place_of
 from jaxformer.errors import UserError
@@ -65,8 +65,22 @@ class Sets(NamedTuple):
 
 def build_sets(cfg: DataConfig, objective: Objective) -> Sets:
     """Build the training and held-out sets of a run in memory."""
+    check_pairs(cfg)
     heldout = None if cfg.heldout is None else build_set(cfg, objective, "heldout")
     return Sets(build_set(cfg, objective, "train"), heldout)
+
+
+def check_pairs(cfg: DataConfig) -> None:
+    """Raise if a classifier trains on pairs of texts and is evaluated on single texts, or the other way round."""
+    if cfg.objective.kind != "classify" or cfg.heldout is None or isinstance(cfg.heldout, HeldoutSplit):
+        return
+    train, heldout = ("text_pair" in open_split(cfg, split)[0] for split in ("train", "heldout"))
+    if train != heldout:
+        having, missing = ("train", "heldout") if train else ("heldout", "train")
+        raise UserError(
+            f"data.{having} has pairs of texts, but data.{missing} has no text_pair: name the field or column of the "
+            "second text with text_pair= of both sources, or of neither"
+        )
 
 
 def build_set(cfg: DataConfig, objective: Objective, split: SplitName) -> PackedSet:
@@ -88,7 +102,7 @@ def build_set(cfg: DataConfig, objective: Objective, split: SplitName) -> Packed
         pieces += new_pieces
         num_dropped += not new_pieces
         num_truncated += is_truncated
-    _report_long(num_dropped, num_truncated, len(documents), objective.layout)
+    _report_long(num_dropped, num_truncated, len(documents), objective.layout, split)
     return _pack(pieces, cfg.pack and objective.can_pack, objective, num_bytes)
 
 
@@ -131,14 +145,23 @@ def _check_fields(example: Example, objective: Objective, split: SplitName) -> N
         )
 
 
-def _report_long(num_dropped: int, num_truncated: int, total: int, layout: Layout) -> None:
+def _report_long(num_dropped: int, num_truncated: int, total: int, layout: Layout, split: SplitName) -> None:
     limits = " or ".join(dict.fromkeys(f"{side.limit}={side.length}" for side in layout.sides if side.limit))
     if num_dropped == total:
         raise UserError(
-            f"all {total:,} examples are longer than {limits} tokens: raise these limits or set data.too_long=truncate"
+            f"data.{split}: no example fits into a row: all {total:,} are longer than {limits} tokens: raise these "
+            "limits or set data.too_long=truncate"
         )
-    for count, fate in ((num_dropped, "dropped"), (num_truncated, "truncated")):
+    for count, fate in (
+        (num_dropped, "dropped; data.too_long=truncate keeps the beginning of each"),
+        (num_truncated, "truncated"),
+    ):
         if count:
             log.warning(
-                "%s of %s examples are longer than %s tokens and are %s", f"{count:,}", f"{total:,}", limits, fate
+                "data.%s: %s of %s examples are longer than %s tokens and are %s",
+                split,
+                f"{count:,}",
+                f"{total:,}",
+                limits,
+                fate,
             )

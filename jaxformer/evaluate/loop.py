@@ -10,7 +10,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from jaxformer import hosts
-from jaxformer.config import MetricConfig, RunConfig
+from jaxformer.config import MetricConfig, RunConfig, WordVectors
 from jaxformer.data import Objective, PackedSet, make_loader
 from jaxformer.evaluate.bleu import bleu
 from jaxformer.evaluate.classification import classification
@@ -20,7 +20,7 @@ from jaxformer.evaluate.masked import masked
 from jaxformer.evaluate.perplexity import perplexity
 from jaxformer.evaluate.pseudo_perplexity import pseudo_perplexity
 from jaxformer.evaluate.tag_f1 import tag_f1
-from jaxformer.evaluate.word_vectors import word_vectors
+from jaxformer.evaluate.word_vectors import check_files, word_vectors
 from jaxformer.run import Run
 from jaxformer.sharding import batch_ways
 
@@ -39,6 +39,9 @@ class Evaluation:
     def __init__(self, config: RunConfig, heldout: PackedSet | None, objective: Objective, mesh: Mesh) -> None:
         self._config = config
         self.metrics = config.metrics if heldout is not None else ()
+        for metric in self.metrics:
+            if isinstance(metric, WordVectors):
+                check_files(metric, objective.tokenizer)
         if heldout is not None:
             num_hosts = hosts.process_count()
             loader = make_loader(

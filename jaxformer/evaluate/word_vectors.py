@@ -1,12 +1,14 @@
 """Word vectors: held-out loss, accuracy on analogies, and rank correlation with similarities judged by people."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from jaxformer.config import WordVectors
+from jaxformer.data import Tokenizer
+from jaxformer.data.sources.textfiles import numbered_lines
 from jaxformer.errors import UserError
 from jaxformer.evaluate.heldout import HeldOut, mean_losses
 from jaxformer.evaluate.scores import spearman
@@ -26,6 +28,20 @@ def word_vectors(config: WordVectors, run: Run, heldout: HeldOut) -> dict[str, f
     if config.similarities is not None:
         values["word_similarity"] = similarity(words, vectors_ND, read_similarities(config.similarities))
     return values
+
+
+def check_files(config: WordVectors, tokenizer: Tokenizer) -> None:
+    """Raise if a file cannot be read, or if too few of its words are in the vocabulary."""
+    words = {word.lower() for word in tokenizer.tokens()}
+    for field, read, needed in (("analogies", read_analogies, 1), ("similarities", read_similarities, 2)):
+        path = getattr(config, field)
+        lines = [] if path is None else [[w for w in line if isinstance(w, str)] for line in read(path)]
+        num_known = sum(words.issuperset(line) for line in lines)
+        if path is not None and num_known < needed:
+            raise UserError(
+                f"evaluate.metrics: {field}={path} has {num_known} of {len(lines)} lines with words of the vocabulary "
+                f"only, at least {needed} needed: lower data.tokenizer.min_count, or remove {field}"
+            )
 
 
 def analogy_accuracy(
@@ -66,7 +82,7 @@ def _unit(vectors_ND: Float[np.ndarray, "N D"]) -> Float[np.ndarray, "N D"]:
 # ---------------------------------------------------------------- files
 def read_analogies(path: str) -> list[tuple[str, str, str, str]]:
     questions = []
-    for number, line in _lines(path):
+    for number, line in numbered_lines(Path(path)):
         if line.startswith(":"):
             continue
         question = tuple(line.lower().split())
@@ -78,21 +94,13 @@ def read_analogies(path: str) -> list[tuple[str, str, str, str]]:
 
 def read_similarities(path: str) -> list[tuple[str, str, float]]:
     pairs = []
-    for number, line in _lines(path):
+    for number, line in numbered_lines(Path(path)):
         if line.startswith("#"):
             continue
         try:
-            first, second, value = re.split(r"[\t, ]+", line)[:3]
+            first, second, value = re.split(r"[\t, ]+", line.strip())[:3]
             pairs.append((first.lower(), second.lower(), float(value)))
         except ValueError:
             if number > 1:  # the first line may name the columns
                 raise UserError(f"{path}, line {number}: expected two words and a number: correct the line") from None
     return pairs
-
-
-def _lines(path: str) -> Iterator[tuple[int, str]]:
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise UserError(f"'{path}' cannot be read ({error.strerror}): name a file of words") from None
-    yield from ((number, line.strip()) for number, line in enumerate(lines, start=1) if line.strip())

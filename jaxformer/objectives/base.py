@@ -1,5 +1,6 @@
 """The base class of objectives, and the losses that they share."""
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -17,6 +18,8 @@ from jaxformer.ops.losses import LossOptions, LossSums, TokenLosses, head_loss
 from jaxformer.ops.sharded import Sharded
 from jaxformer.ops.vocab_loss import output_matrix, vocab_loss
 from jaxformer.typing import Array, Batch, Float, Params
+
+SHOWN = 8  # missing tokens that an error message lists
 
 
 def token_loss(
@@ -121,14 +124,26 @@ class Objective(ABC):
 
 def require_token(tokenizer: Tokenizer, token: str, kind: str) -> int:
     """The id of a special token that an objective needs; raise if the tokenizer does not have it."""
-    id = tokenizer.mask_id if token == MASK_TOKEN else tokenizer.token_id(token)
-    if id is None:
-        raise UserError(
-            f"data.objective.kind={kind} needs the token {token!r}, which the tokenizer does not have: add it with "
-            f"data.tokenizer.extra_tokens='[\"{token}\"]' (and raise model.vocab_size if needed), or use a tokenizer "
-            "that has it"
-        )
-    return id
+    return require_tokens(tokenizer, [token], kind)[0]
+
+
+def require_tokens(tokenizer: Tokenizer, tokens: Sequence[str], kind: str) -> list[int]:
+    """The ids of special tokens that an objective needs; raise if the tokenizer does not have all of them."""
+    ids = [tokenizer.mask_id if token == MASK_TOKEN else tokenizer.token_id(token) for token in tokens]
+    missing = list(dict.fromkeys(token for token, id in zip(tokens, ids, strict=True) if id is None))
+    if not missing:
+        return ids
+    them = "it" if len(missing) == 1 else "them"
+    if len(missing) <= SHOWN:
+        names = ", ".join(map(repr, missing))
+        remedy = f"data.tokenizer.extra_tokens='{json.dumps(missing)}'"
+    else:
+        names = f"{missing[0]!r}, {missing[1]!r}, ..., {missing[-1]!r} ({len(missing)} in total)"
+        remedy = "extra_tokens=objective.tokens of the tokenizer in the config file, where objective is data.objective,"
+    raise UserError(
+        f"data.objective.kind={kind} needs the token{'s' * (len(missing) > 1)} {names}, which the tokenizer does not "
+        f"have: add {them} with {remedy} (and raise model.vocab_size if needed), or use a tokenizer that has {them}"
+    )
 
 
 def split_text(ids: Sequence[int], length: int) -> list[np.ndarray]:

@@ -9,7 +9,7 @@ import numpy as np
 from jaxformer.config import NUM_SENTINELS, RunConfig, sentinel_token
 from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.errors import UserError
-from jaxformer.objectives.base import require_token
+from jaxformer.objectives.base import require_tokens
 from jaxformer.objectives.denoising import Denoising
 
 
@@ -37,7 +37,7 @@ class Span(Denoising):
 # ---------------------------------------------------------------- shared with UL2
 def find_sentinels(tokenizer: Tokenizer, kind: str) -> np.ndarray:
     """The ids of the sentinels `<extra_id_0>`, `<extra_id_1>`, ..."""
-    return np.array([require_token(tokenizer, sentinel_token(i), kind) for i in range(NUM_SENTINELS)], np.int32)
+    return np.array(require_tokens(tokenizer, [sentinel_token(i) for i in range(NUM_SENTINELS)], kind), np.int32)
 
 
 def check_num_spans(num_spans: int) -> None:

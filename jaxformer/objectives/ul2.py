@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxformer.config import Denoiser, RunConfig
 from jaxformer.data.tokenizer import Tokenizer
-from jaxformer.objectives.base import require_token
+from jaxformer.objectives.base import require_tokens
 from jaxformer.objectives.denoising import Denoising
 from jaxformer.objectives.span import (
     check_num_spans,
@@ -23,9 +23,10 @@ class Ul2(Denoising):
     kind = "ul2"
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
+        require_tokens(tokenizer, config.data.objective.tokens, self.kind)
         self._sentinels = find_sentinels(tokenizer, self.kind)
         self._denoisers = config.data.objective.denoisers
-        self._modes = [require_token(tokenizer, denoiser.mode, self.kind) for denoiser in self._denoisers]
+        self._modes = require_tokens(tokenizer, [denoiser.mode for denoiser in self._denoisers], self.kind)
         self._chances = np.cumsum([denoiser.weight for denoiser in self._denoisers])
         super().__init__(config, tokenizer)
         check_num_spans(max(_counts(self._stored_length, denoiser)[1] for denoiser in self._denoisers))

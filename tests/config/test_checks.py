@@ -93,6 +93,10 @@ DECODER_ONLY = {
         ['data.objective={"kind": "seq2seq", "input_length": 8}'],
         ["data.objective.kind=seq2seq", "encoder-decoder", "decoder-only", "change the objective or the stacks"],
     ),
+    "classes from the first token of a causal decoder": (
+        ["data.objective.kind=classify", "model.pooler.num_classes=2"],
+        ["data.objective.kind=classify", "pooling mean or last", "decoder-only", "pooling=first num_classes=2"],
+    ),
     "warm-up longer than the run": (
         ["optim.schedule.warmup_steps=200", "train.steps=100"],
         ["optim.schedule.warmup_steps=200", "train.steps=100", "shorten"],

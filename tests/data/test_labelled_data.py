@@ -20,6 +20,7 @@ from jaxformer.config import (
 )
 from jaxformer.data import Bytes, build_set, complete_labels, open_source
 from jaxformer.data.labels import encode_label, find_labels
+from jaxformer.data.sets import build_sets
 from jaxformer.errors import UserError
 from jaxformer.models.bert import bert
 from jaxformer.objectives import make_objective
@@ -176,6 +177,14 @@ def test_unknown_labels_name_the_file_and_line(tmp_path):
 def test_invalid_labels(pooler, label, message):
     with pytest.raises(UserError, match=message):
         encode_label(label, PoolerConfig(num_classes=1, **pooler))
+
+
+def test_training_and_heldout_texts_are_both_pairs_or_neither():
+    pair, single = {"text": "a", "text_pair": "b", "label": "x"}, {"text": "a", "label": "x"}
+    config = config_of(MemorySource(examples=(pair,)), num_classes=1, labels=("x",))
+    config = config.replace(data=config.data.replace(heldout=MemorySource(examples=(single,))))
+    with pytest.raises(UserError, match=r"data\.train has pairs of texts, but data\.heldout has no text_pair"):
+        build_sets(config.data, make_objective(config, Bytes()))
 
 
 # ---------------------------------------------------------------- batches

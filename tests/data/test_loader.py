@@ -120,9 +120,10 @@ def test_long_pairs_are_dropped_and_counted(make_config, caplog):
     good, bad = ("abc", "x"), ("abcd", "long target")
     with caplog.at_level(logging.WARNING):
         rows = build(make_config(train=MemorySource(pairs=(good, bad, good)), objective=objective))
-    assert "1 of 3 examples are longer than data.length=8 or data.objective.input_length=4" in caplog.text
+    message = "data.train: 1 of 3 examples are longer than data.length=8 or data.objective.input_length=4 tokens"
+    assert f"{message} and are dropped; data.too_long=truncate keeps the beginning of each" in caplog.text
     assert rows.num_bytes == 2
-    with pytest.raises(UserError, match=r"all 1 examples are longer than data\.length=8"):
+    with pytest.raises(UserError, match=r"data\.train: no example .* all 1 are longer than data\.length=8"):
         build(make_config(train=MemorySource(pairs=(bad,)), objective=objective))
 
 

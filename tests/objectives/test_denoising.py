@@ -111,8 +111,13 @@ def test_too_many_spans_are_an_error(config_for):
 
 
 def test_missing_sentinels_are_an_error_that_names_them(config_for):
-    with pytest.raises(UserError, match=r"needs the token '<extra_id_0>'.*extra_tokens"):
-        make_objective(config_for("span"), Bytes())
+    config = config_for("ul2")
+    names = r"'<extra_id_0>', '<extra_id_1>', \.\.\., '\[S2S\]' \(103 in total\)"
+    with pytest.raises(UserError, match=rf"needs the tokens {names}.*extra_tokens=objective\.tokens"):
+        make_objective(config, Bytes())
+    make_objective(config, Bytes().with_tokens(config.data.objective.tokens))
+    with pytest.raises(UserError, match=r"""'<extra_id_98>', '<extra_id_99>', .*extra_tokens='\["<extra_id_98>", "<"""):
+        make_objective(config_for("span"), Bytes().with_tokens(config_for("span").data.objective.tokens[:98]))
 
 
 # ---------------------------------------------------------------- UL2

@@ -174,6 +174,7 @@ def test_files_of_gensim_are_read(tmp_path):
     [
         ("a 1 2\n", "line 1: expected the number of words"),
         ("1 2\na 1 x\n", "line 2: expected one of 1 words with 2 numbers"),
+        ("1 2\na 1\n", "line 2: expected one of 1 words with 2 numbers"),
         ("1 2\na 1 2\nb 1 2\n", "line 3"),
         ("2 2\na 1 2\n", "announces 2 words, but there are 1"),
     ],
@@ -182,6 +183,12 @@ def test_malformed_files_of_vectors(tmp_path, text, message):
     (tmp_path / "vectors.txt").write_text(text)
     with pytest.raises(UserError, match=message):
         read_vectors(tmp_path / "vectors.txt")
+
+
+def test_binary_vectors_are_an_error(tmp_path):
+    (tmp_path / "vectors.bin").write_bytes(b"1 2\na \xff\xfe\xfd\xfc\xff\xff\xff\xff\n")
+    with pytest.raises(UserError, match=r"vectors\.bin: not UTF-8 text.*binary=False"):
+        read_vectors(tmp_path / "vectors.bin")
 
 
 # ---------------------------------------------------------------- metrics
@@ -228,6 +235,27 @@ def test_malformed_files_of_words(tmp_path, read, text, message):
         read(str(tmp_path / "words.txt"))
     with pytest.raises(UserError, match="cannot be read"):
         read(str(tmp_path / "missing.txt"))
+
+
+@pytest.mark.parametrize(
+    ("metric", "text", "message"),
+    [
+        ("analogies", "cat dog pig\n", "line 1: expected four words"),
+        ("analogies", "cat dog pig moon\n", "analogies=.* has 0 of 1 lines with words of the vocabulary"),
+        ("similarities", "cat dog 1\nsun dog 2\n", "similarities=.* has 1 of 2 lines .* at least 2 needed"),
+        ("vectors", "2 8\na 1\n", "line 2: expected one of 2 words"),
+    ],
+)
+def test_invalid_files_are_found_before_training(tmp_path, metric, text, message):
+    (tmp_path / "words.txt").write_text(text)
+    config, path = make_config(tmp_path / "run"), str(tmp_path / "words.txt")
+    if metric == "vectors":
+        config = config.replace(train=config.train.replace(word_vectors=path))
+    else:
+        config = config.replace(evaluate=EvaluateConfig(metrics=(WordVectors(**{metric: path}),)))
+    with pytest.raises(UserError, match=message):
+        train(config, QUIET)
+    assert not (tmp_path / "run").exists()
 
 
 # ---------------------------------------------------------------- embeddings of another model

@@ -41,7 +41,9 @@ def open_source(config: Source) -> Documents:
     """Open a source; raise if it has no examples."""
     documents = OPENERS[config.kind](config)
     if not len(documents):
-        raise UserError(f"the {config.kind} source holds no documents with text: add some text")
+        paths = getattr(config, "paths", None)
+        names = "" if paths is None else f" ({paths if isinstance(paths, str) else ', '.join(paths)})"
+        raise UserError(f"the {config.kind} source{names} holds no documents with text: add some text")
     return documents
 
 
