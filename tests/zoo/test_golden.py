@@ -5,6 +5,7 @@ from inspect import isfunction
 import jax
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 
 from jaxformer.config import (
     AttentionConfig,
@@ -30,6 +31,7 @@ from jaxformer.layers.partition import Partition
 from jaxformer.models import FAMILIES, preset
 from jaxformer.objectives import Causal
 from jaxformer.ops.losses import LossOptions
+from jaxformer.sharding import make_mesh
 from jaxformer.train.optim import make_optimizer
 from jaxformer.train.state import init_state
 from jaxformer.train.step import StepParts, train_step
@@ -150,9 +152,21 @@ def _random_tokens(rng: np.random.Generator, vocab_size: int, length: int) -> To
 
 def one_step(model: ModelConfig) -> tuple[float, float, float]:
     config = RunConfig(model=model, optim=OPTIM, train=TrainConfig(steps=10, loss_chunks=1))
-    optimizer = make_optimizer(config.optim, config.train.steps, abstract_params(model)[1])
+    shapes, axes = abstract_params(model)
+    optimizer = make_optimizer(config.optim, config.train.steps, axes)
     partition, batch = Partition(model, ()), make_batch(model)
-    parts = StepParts(config, Transformer(model), Causal, LossOptions(), optimizer, partition)
+    parts = StepParts(
+        config=config,
+        model=Transformer(model),
+        objective=Causal,
+        options=LossOptions(),
+        optimizer=optimizer,
+        partition=partition,
+        mesh=make_mesh(config.mesh, jax.devices()[:1]),
+        axes=axes,
+        specs=(jax.tree.map(lambda _: PartitionSpec(), shapes), None),
+        fsdp=None,
+    )
 
     @jax.jit
     def run():
