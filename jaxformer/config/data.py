@@ -69,6 +69,10 @@ class TsvSource(Config):
     def _text_is_set(self) -> "TsvSource":
         if self.text is None and (self.text_pair is not None or self.label is not None):
             raise ValueError("text_pair and label need text, the column of the text: set it")
+        used = {"inputs": self.inputs, "targets": self.targets}
+        if self.text is not None:
+            used = {"text": self.text, "text_pair": self.text_pair, "label": self.label}
+        _check_distinct({name: column for name, column in used.items() if column is not None})
         return self
 
 
@@ -84,6 +88,19 @@ class ConllSource(Config):
     """Column of the tag, counted from 0, or from the last column if negative."""
     max_malformed: NonNegativeInt = 0
     """Number of malformed lines to skip with a warning; more are an error."""
+
+    @model_validator(mode="after")
+    def _columns_differ(self) -> "ConllSource":
+        _check_distinct({"word": self.word, "tag": self.tag})
+        return self
+
+
+def _check_distinct(columns: dict[str, int]) -> None:
+    """Raise if two fields are read from the same column."""
+    for column in columns.values():
+        same = [other for other in columns if columns[other] == column]
+        if len(same) > 1:
+            raise ValueError(f"{' and '.join(same)} are both column {column}: change one of them")
 
 
 class ParallelSource(Config):

@@ -126,7 +126,7 @@ class Masked(ObjectiveConfig):
     random_share: Share = 0.1
     """Fraction of the tokens to predict that is replaced by random tokens; the others are not changed."""
     whole_words: bool = False
-    """Mask all tokens of a word together."""
+    """Mask all tokens of a word together, if the row has a word that is short enough for `rate`."""
 
     @model_validator(mode="after")
     def _shares_add_up(self) -> "Masked":
@@ -183,7 +183,7 @@ class Span(SourceObjective):
 class Denoiser(Config):
     """One of UL2's denoising tasks."""
 
-    mode: str
+    mode: Annotated[str, Field(min_length=1)]
     """Token that begins the inputs of this task."""
     density: OpenRate
     """Fraction of the tokens to corrupt."""

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from jaxformer.config import PoolerConfig, RunConfig
+from jaxformer.config.overrides import explained
 from jaxformer.data.sources import Documents, open_split
 from jaxformer.errors import UserError
 
@@ -22,12 +24,17 @@ def complete_labels(config: RunConfig) -> RunConfig:
         return config
     labels = find_labels(open_split(config.data, "train"), "tags" if head == "tags" else "label")
     if len(labels) != pooler.num_classes:
+        to_numbers = ", or model.pooler.problem=regression to predict numbers" if all(map(_is_number, labels)) else ""
         raise UserError(
             f"data.train has {len(labels)} labels ({_shown(labels)}), but model.pooler.num_classes="
             f"{pooler.num_classes}: set model.pooler.num_classes={len(labels)}, or name all classes in "
-            "model.pooler.labels"
+            f"model.pooler.labels{to_numbers}"
         )
-    return config.replace(model=config.model.replace(pooler=pooler.replace(labels=labels)))
+    try:
+        return config.replace(model=config.model.replace(pooler=pooler.replace(labels=labels)))
+    except ValidationError as error:  # the labels decide, for example, which values a metric reports
+        where = f"with the labels of data.train ({_shown(labels)}): "
+        raise UserError("\n".join(where + line for line in explained(error))) from None
 
 
 def find_labels(documents: Documents, field: str) -> tuple[str, ...]:

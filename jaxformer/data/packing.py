@@ -66,6 +66,8 @@ class Objective(Protocol):
     tokenizer: Tokenizer
     can_pack: bool
     """Whether several examples may share a row."""
+    splits_texts: bool
+    """Whether long texts become several pieces, so that only a text without tokens gives none."""
     layout: Layout
     """Columns of a stored row."""
     capacities: Sequence[int]
@@ -81,7 +83,10 @@ class Objective(Protocol):
         """
 
     def pieces(self, ids: Mapping[str, Any]) -> list[Piece]:
-        """Split an encoded example into pieces to be packed; an empty list means that it is too long and is dropped."""
+        """Split an encoded example into pieces to be packed.
+
+        An empty list means that it is too long and is dropped; if the objective splits texts, that it has no tokens.
+        """
 
     def sizes(self, piece: Piece) -> tuple[int, ...]:
         """How much of each of the `capacities` of a row a piece takes."""

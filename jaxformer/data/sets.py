@@ -9,11 +9,12 @@ import numpy as np
 
 from jaxformer.config import DataConfig, HeldoutSplit
 from jaxformer.data.packing import Layout, Objective, Piece, StoredRows, fill_records, pack, split_records
-from jaxformer.data.sources import Documents, Example, SplitName, open_split, place_of
+from jaxformer.data.sources import Documents, Example, SplitName, has_text, open_split, place_of
 from jaxformer.errors import UserError
 
 log = logging.getLogger(__name__)
 
+SHOWN = 5  # examples that a message names
 CHUNK = 1024  # examples per tokenizer call: enough to keep its threads busy
 
 
@@ -88,9 +89,13 @@ def build_set(cfg: DataConfig, objective: Objective, split: SplitName) -> Packed
     documents = open_split(cfg, split)
     _check_fields(documents[0], objective, split)
     pieces: list[Piece] = []
+    empty: list[int] = []
     num_bytes = num_dropped = num_truncated = 0
-    for example, ids in _encode(documents, objective, split):
+    for index, (example, ids) in enumerate(_encode(documents, objective, split)):
         new_pieces = objective.pieces(ids)
+        if not has_text(example) or (not new_pieces and objective.splits_texts):
+            empty.append(index)
+            continue
         is_truncated = bool(ids.get("truncated"))
         if cfg.too_long == "truncate" and len(new_pieces) > 1:
             new_pieces, is_truncated = new_pieces[:1], True
@@ -102,7 +107,8 @@ def build_set(cfg: DataConfig, objective: Objective, split: SplitName) -> Packed
         pieces += new_pieces
         num_dropped += not new_pieces
         num_truncated += is_truncated
-    _report_long(num_dropped, num_truncated, len(documents), objective.layout, split)
+    _report_empty(empty, documents, split)
+    _report_long(num_dropped, num_truncated, len(documents) - len(empty), objective.layout, split)
     return _pack(pieces, cfg.pack and objective.can_pack, objective, num_bytes)
 
 
@@ -143,6 +149,24 @@ def _check_fields(example: Example, objective: Objective, split: SplitName) -> N
             f"data.objective.kind={objective.kind} needs examples with {' and '.join(objective.fields)}, but "
             f"data.{split} has {' and '.join(example)}: change the objective or the source"
         )
+
+
+def _report_empty(empty: Sequence[int], documents: Documents, split: SplitName) -> None:
+    """Warn about examples without tokens; raise if there are no others."""
+    if not empty:
+        return
+    places = ", ".join(place_of(documents, index) for index in empty[:SHOWN]) + ", ..." * (len(empty) > SHOWN)
+    if len(empty) == len(documents):
+        raise UserError(
+            f"data.{split}: no example has text that the tokenizer knows ({places}): check the texts and the tokenizer"
+        )
+    log.warning(
+        "data.%s: %s of %s examples have no text that the tokenizer knows and are skipped (%s)",
+        split,
+        f"{len(empty):,}",
+        f"{len(documents):,}",
+        places,
+    )
 
 
 def _report_long(num_dropped: int, num_truncated: int, total: int, layout: Layout, split: SplitName) -> None:

@@ -77,6 +77,7 @@ class Objective(ABC):
     """The source fields that an example must have, and the tokenizer method that encodes each of them."""
     predicted: ClassVar[str | None] = None
     can_pack: ClassVar[bool] = True
+    splits_texts: ClassVar[bool] = False
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         self.config, self.model, self.tokenizer = config.data, config.model, tokenizer

@@ -21,6 +21,7 @@ from jaxformer.typing import Batch
 
 class Denoising(Objective):
     fields = {"text": "encode_batch"}  # noqa: RUF012
+    splits_texts = True
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)

@@ -18,6 +18,7 @@ class Masked(Objective):
 
     kind = "masked"
     fields = {"text": "encode_batch"}  # noqa: RUF012
+    splits_texts = True
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
@@ -61,7 +62,11 @@ class Masked(Objective):
     def _choose_words(
         self, ids: np.ndarray, positions: np.ndarray, num: int, random: np.random.RandomState
     ) -> np.ndarray:
-        """Select whole words with at most `num` tokens in total; a boolean for each of the ids."""
+        """Select whole words with at most `num` tokens in total; a boolean for each of the ids.
+
+        If every word has more tokens than that, the first tokens of one word are selected: a row without any token to
+        predict would teach nothing, and a set of such rows has no loss.
+        """
         if not len(ids):
             return np.zeros(0, bool)
         # Special tokens separate the texts of a row: after a gap, a word begins even without a space.
@@ -69,6 +74,8 @@ class Masked(Objective):
         word_of = np.cumsum(begins) - 1
         sizes = np.bincount(word_of)
         order = random.permutation(len(sizes))
+        if sizes.min() > num:
+            return (word_of == order[0]) & (np.cumsum(word_of == order[0]) <= num)
         # Words longer than the whole budget would end the selection early.
         order = order[sizes[order] <= num]
         chosen = order[np.cumsum(sizes[order]) <= num]

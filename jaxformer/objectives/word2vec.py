@@ -54,6 +54,7 @@ def negative_sampling_loss(
 class Word2Vec(Objective):
     kind = "word2vec"
     fields = {"text": "encode_batch"}  # noqa: RUF012
+    splits_texts = True
     loss = staticmethod(negative_sampling_loss)
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:

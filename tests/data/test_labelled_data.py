@@ -8,7 +8,9 @@ import pytest
 
 from jaxformer.config import (
     ByteTokenizer,
+    CheckpointConfig,
     Classify,
+    ConllSource,
     DataConfig,
     JsonlSource,
     MemorySource,
@@ -81,6 +83,9 @@ def test_a_label_column_without_a_text_column_is_an_error():
         ({"text": 3, "label": "a"}, "field 'text' is int, expected a string"),
         ({"text": "a", "label": None}, "field 'label' is null"),
         ({"text": "a", "label": " "}, "field 'label' is empty"),
+        ({"text": "a", "label": float("nan")}, "field 'label' is nan"),
+        ({"text": ["a", "b"], "tags": ["O", ""]}, "field 'tags' has an empty entry"),
+        ({"text": ["a", " "], "tags": ["O", "O"]}, "field 'text' has an empty entry"),
         ({"text": ["a"], "tags": ["x", "y"]}, "1 words but 2 tags"),
         ({"text": "a", "tags": 3}, "field 'tags' is int, expected a list of strings"),
         ({"text": "a"}, "has text but the source began with text and label"),
@@ -109,6 +114,30 @@ def test_examples_without_text_are_skipped_with_a_warning(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         assert len(open_source(JsonlSource(paths=str(path)))) == 1
     assert f"skipped 1 example that has no text ({path}:2)" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "tsv", "memory"])
+def test_pairs_with_an_empty_side_are_skipped_with_a_warning(tmp_path, caplog, kind):
+    pairs = (("a", "b"), ("c", ""), (" ", "d"), ("e", "f"))
+    source = MemorySource(pairs=pairs)
+    if kind == "jsonl":
+        path = write_lines(tmp_path / "a.jsonl", *({"inputs": a, "targets": b} for a, b in pairs))
+        source = JsonlSource(paths=str(path))
+    elif kind == "tsv":
+        source = TsvSource(paths=str(write_lines(tmp_path / "a.tsv", *("\t".join(pair) for pair in pairs))))
+    with caplog.at_level(logging.WARNING):
+        assert [example["inputs"] for example in open_source(source)] == ["a", "e"]
+    places = "1, 2" if kind == "memory" else f"{source.paths}:2, 3"
+    assert f"skipped 2 examples that have no text ({places})" in caplog.text
+
+
+def test_columns_of_different_fields_differ():
+    with pytest.raises(ValueError, match="text and label are both column 1"):
+        TsvSource(paths="a.tsv", text=1, label=1)
+    with pytest.raises(ValueError, match="inputs and targets are both column 0"):
+        TsvSource(paths="a.tsv", targets=0)
+    with pytest.raises(ValueError, match="word and tag are both column 0"):
+        ConllSource(paths="a.conll", tag=0)
 
 
 def test_sentences_as_documents(tmp_path):
@@ -152,6 +181,20 @@ def test_the_number_of_classes_must_be_that_of_the_data():
     examples = tuple({"text": "t", "label": label} for label in "abc")
     with pytest.raises(UserError, match=r"data\.train has 3 labels \(a, b, c\).*set model\.pooler\.num_classes=3"):
         complete_labels(config_of(MemorySource(examples=examples), num_classes=2))
+
+
+def test_numbers_as_labels_may_be_a_regression():
+    examples = tuple({"text": "t", "label": value} for value in (1.5, 2.5, 4))
+    with pytest.raises(UserError, match=r"or model\.pooler\.problem=regression to predict numbers"):
+        complete_labels(config_of(MemorySource(examples=examples), num_classes=1))
+
+
+def test_labels_that_do_not_suit_the_config_are_an_error_that_names_them():
+    """Parts of speech delimit no entities, so that their metric does not report the F1 of entities."""
+    tagged = MemorySource(examples=({"text": ["a", "b"], "tags": ["NOUN", "VERB"]},))
+    config = config_of(tagged, num_classes=2, pooling="none").replace(checkpoint=CheckpointConfig(best="tag_f1"))
+    with pytest.raises(UserError, match=r"labels of data\.train \(NOUN, VERB\): checkpoint\.best='tag_f1' is not"):
+        complete_labels(config)
 
 
 def test_a_source_without_labels_is_an_error():

@@ -173,3 +173,8 @@ def test_sentences_are_permuted_and_restored_by_the_targets(objective_for):
     assert all(targets.tolist() == [*ids, Bytes.eos_id] for _, targets in outputs)
     begins = {objective.tokenizer.decode([id for id in inputs if id < 259])[:3] for inputs, _ in outputs}
     assert len(begins) > 2
+
+
+def test_ul2_tasks_have_a_mode_token():
+    with pytest.raises(ValueError, match="mode"):
+        Denoiser(mode="", density=0.5)

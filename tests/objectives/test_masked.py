@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxformer.config import Masked
+from jaxformer.config import Masked, MemorySource
 from jaxformer.data import Bytes, build_set
 from jaxformer.errors import UserError
 from jaxformer.objectives import make_objective
@@ -71,6 +71,15 @@ def test_whole_words_are_masked_together(case):
             assert masked[inside].all() or not masked[inside].any()
             seen += bool(len(inside) > 1 and masked[inside].all())
     assert seen > 5
+
+
+def test_a_row_of_long_words_has_tokens_to_predict(config_for, objective_for):
+    """Without them, the loss would be undefined; a word of 20 tokens exceeds the budget of 3."""
+    objective = objective_for("masked", whole_words=True)
+    data = config_for("masked", whole_words=True).data.replace(train=MemorySource(documents=("a" * 20,)))
+    batch = corrupt(objective, build_set(data, objective, "train").rows([0]), 0)
+    assert batch.weights.tolist() == [[1, 1, 1, 0]]
+    assert batch.predicted[0, :3].tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("rate", [0.0, 1.0, -0.1])

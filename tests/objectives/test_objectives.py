@@ -7,6 +7,7 @@ from hypothesis import given, strategies as st
 
 from jaxformer.config import Causal, DataConfig, MemorySource, RunConfig, Seq2Seq, SpecialIds
 from jaxformer.data import Bytes, build_set, make_loader, make_tokenizer, open_split
+from jaxformer.errors import UserError
 from jaxformer.layers import Transformer, init_params
 from jaxformer.models.gpt2 import gpt2
 from jaxformer.models.vaswani import vaswani
@@ -61,6 +62,19 @@ def test_truncation_keeps_the_beginning_of_every_example(config, caplog):
     assert len(packed) == len(documents)
     if any(len(str(document)) > 60 for document in documents):
         assert "are truncated" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["masked", "span", "infill", "word2vec"])
+def test_texts_without_tokens_are_skipped_with_a_warning_that_does_not_call_them_long(objective_for, kind, caplog):
+    objective = objective_for(kind)
+    objective.tokenizer.encode_batch = lambda texts: [BYTES.encode(text.strip(".")) for text in texts]
+    data = objective.config.replace(train=MemorySource(documents=("text", "...", "more text")))
+    with caplog.at_level("WARNING"):
+        build_set(data, objective, "train")
+    assert "1 of 3 examples have no text that the tokenizer knows and are skipped (example 1)" in caplog.text
+    assert "longer" not in caplog.text
+    with pytest.raises(UserError, match=r"no example has text that the tokenizer knows \(example 0\)"):
+        build_set(data.replace(train=MemorySource(documents=("...",))), objective, "train")
 
 
 def test_loss_and_gradients_are_finite(config, objective):

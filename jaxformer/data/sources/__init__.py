@@ -13,6 +13,7 @@ from jaxformer.data.sources.dates import Dates
 from jaxformer.data.sources.examples import (
     Documents as Documents,
     Example as Example,
+    has_text as has_text,
     place_of as place_of,
     texts_of as texts_of,
 )

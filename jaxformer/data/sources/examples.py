@@ -5,6 +5,7 @@ The fields are `text` with optional `text_pair`, `label` and `tags`, or `inputs`
 first field of an example is its text or the source text of a pair; all examples of a source have the same fields.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -36,7 +37,9 @@ def texts_of(example: Example, fields: Iterable[str] = TEXT_FIELDS) -> list[str]
 
 
 def has_text(example: Example) -> bool:
-    return any(text.strip() for text in texts_of(example))
+    """Whether an example has a text, or a pair for sequence to sequence has both of its texts."""
+    needs_all = all if "inputs" in example else any
+    return needs_all(text.strip() for text in texts_of(example))
 
 
 def split_key(example: Example) -> str:
@@ -112,7 +115,10 @@ def _words(value: Any, name: str) -> list[str]:
         raise MalformedError(
             f"field '{name}' is {_type_name(value)}, expected a list of strings, because there are tags"
         )
-    return [_string(word, name) for word in value]
+    words = [_string(word, name) for word in value]
+    if not all(word.strip() for word in words):
+        raise MalformedError(f"field '{name}' has an empty entry: give every word its text and its tag")
+    return words
 
 
 def _label(value: Any, name: str) -> Any:
@@ -125,6 +131,8 @@ def _one_label(value: Any, name: str) -> str | int | float:
     if isinstance(value, bool):
         return str(value).lower()  # as JSON spells it
     if isinstance(value, int | float):
+        if not math.isfinite(value):
+            raise MalformedError(f"field '{name}' is {value}: give every example a label")
         return value
     if not isinstance(value, str):
         raise MalformedError(f"field '{name}' is {_type_name(value)}, expected a string, a number or a list of strings")

@@ -20,6 +20,7 @@ from jaxformer.data.sources.examples import (
     example_from_fields,
     has_text,
 )
+from jaxformer.data.sources.lines import SHOWN, report_blank
 from jaxformer.data.sources.textfiles import read_text, unique_files
 from jaxformer.errors import UserError
 
@@ -61,6 +62,8 @@ def open_memory(cfg: MemorySource) -> Documents:
             check_same_fields(example, examples[0])
         except MalformedError as error:
             raise UserError(f"examples.{i}: {error}") from None
+    blank = [i for i, example in enumerate(examples) if not has_text(example)]
+    report_blank(cfg.kind, len(blank), ", ".join(map(str, blank[:SHOWN])) + ", ..." * (len(blank) > SHOWN))
     return [example for example in examples if has_text(example)]
 
 

@@ -110,15 +110,15 @@ def read_examples(
                 blank.add(path, (line,))
         check_not_empty(path, num_records)
     _check_malformed(malformed, cfg)
-    report_blank(cfg.kind, blank)
+    report_blank(cfg.kind, blank.count, blank.places)
     return examples
 
 
-def report_blank(kind: str, blank: Tally) -> None:
-    """Warn about examples that are skipped because they have no text."""
-    if blank.count:
-        what = "examples that have" if blank.count > 1 else "example that has"
-        _warn_once(f"the {kind} source: skipped {blank.count:,} {what} no text ({blank.places})")
+def report_blank(kind: str, count: int, places: str) -> None:
+    """Warn about examples that are skipped because they have no text, or because one text of a pair is empty."""
+    if count:
+        what = "examples that have" if count > 1 else "example that has"
+        _warn_once(f"the {kind} source: skipped {count:,} {what} no text ({places})")
 
 
 def _check_malformed(malformed: Tally, cfg: LineSource) -> None:
