@@ -91,7 +91,6 @@ def objective_config(kind: str) -> RunConfig:
         tokenizer=WordsTokenizer() if kind == "word2vec" else SentencePieceTokenizer(train_bytes=500_000),
         objective=objective,
         length=LENGTH,
-        too_long="truncate",
     )
     return RunConfig(model=_model(objective), data=data)
 
