@@ -67,9 +67,11 @@ def _builder_options(family: ModuleType) -> frozenset[str]:
 
 def show(console: Console) -> None:
     """Print the table to a terminal."""
-    table = Table(title="model zoo", caption=_caption(), box=SIMPLE_HEAD, padding=(0, 1))
-    for heading in ("family", "presets", "max delta", "KL", "Hugging Face", "objectives"):
-        table.add_column(heading, overflow="fold", no_wrap=heading == "presets")
+    table = Table(title="model zoo", caption=_caption(), box=SIMPLE_HEAD, padding=0, pad_edge=False)
+    # Widths of the longest words, so that a terminal of 80 columns breaks none.
+    widths = {"family": 15, "presets": None, "max\ndelta": 5, "KL": 5, "Hugging\nFace": 11, "objectives": 10}
+    for heading, width in widths.items():
+        table.add_column(heading, overflow="fold", no_wrap=heading == "presets", min_width=width)
     for title, shape, presets, parameters, *rest in _cells():
         pairs = zip(presets.split(", "), parameters.split(", "), strict=True)
         table.add_row(f"{title}\n{shape}", "\n".join(f"{name} {count}" for name, count in pairs), *rest)
@@ -160,5 +162,6 @@ def _caption() -> str:
     return (
         "Largest absolute difference of logits (hidden states for encoders without a head) and mean KL divergence of "
         f"the next-token distributions between jaxformer and transformers {versions['transformers']} "
-        f"(torch {versions['torch']}), for tiny models with the same random weights in float32."
+        f"(torch {versions['torch']}), for tiny models with the same random weights in float32. Word vectors "
+        "(models.word2vec) have no row: the objective word2vec trains them."
     )

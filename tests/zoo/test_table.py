@@ -52,6 +52,17 @@ def test_the_terminal_shows_every_row():
     assert "gpt2-124m" in text
 
 
+def test_a_terminal_of_80_columns_breaks_no_word():
+    console = Console(width=80)
+    with console.capture() as captured:
+        table.show(console)
+    shown = set(captured.get().replace(",", " ").split())
+    rows = table.rows()
+    assert {objective for row in rows for objective in table.objectives(row)} <= shown
+    assert {SAMPLES[name].model_type for row in rows for name in row.samples} <= shown
+    assert {"encoder-decoder", "decoder-only", "encoder-only", "ModernBERT", "objectives"} <= shown
+
+
 @pytest.mark.parametrize(
     ("count", "shown"), [(124_439_808, "124M"), (999_885_952, "1B"), (1_557_611_200, "1.56B"), (999_000_000, "999M")]
 )
