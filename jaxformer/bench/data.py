@@ -4,6 +4,8 @@ import itertools
 import time
 from collections.abc import Sequence
 
+import numpy as np
+
 from jaxformer.bench.train import TrainBench
 from jaxformer.config import (
     OBJECTIVE_CONFIGS,
@@ -20,7 +22,7 @@ from jaxformer.config import (
     apply_overrides,
     load_run_file,
 )
-from jaxformer.data import build_set, make_loader, make_tokenizer, open_source, open_split
+from jaxformer.data import PackedSet, build_set, make_loader, make_tokenizer, open_source, open_split
 from jaxformer.errors import UserError
 from jaxformer.models.bert import bert
 from jaxformer.models.llama import llama
@@ -61,8 +63,15 @@ def bench_data(
         f"input ({objective.kind}): best {batches:,.0f} batches/s, {tokens / min(seconds):,.0f} tokens/s of {repeats} "
         f"runs over {NUM_BATCHES} batches; training takes {steps:.1f} batches/s, a ratio of {batches / steps:.0f}; "
         f"building the tokenizer, tokenising and packing {packed.num_tokens:,} tokens took {built:.1f} s; rows are "
-        f"{packed.num_tokens / (len(packed) * packed.layout.capacities[0]):.1%} full"
+        f"{_fullness(packed):.1%} full"
     )
+
+
+def _fullness(packed: PackedSet) -> float:
+    """The fraction of the positions of all rows, on all sides, that hold a token."""
+    rows = packed.rows(range(len(packed)))
+    segments = [rows[side.segments] for side in packed.layout.sides]
+    return sum(np.count_nonzero(each) for each in segments) / sum(each.size for each in segments)
 
 
 def _find_config(config_file: str | None, objective_kind: str | None) -> RunConfig:

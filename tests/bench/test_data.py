@@ -2,10 +2,13 @@
 
 import re
 
+import numpy as np
 import pytest
 
 from jaxformer.bench import data
 from jaxformer.config import apply_overrides
+from jaxformer.data.packing import Layout, Side, fill_records
+from jaxformer.data.sets import MemoryRecords, PackedSet
 from jaxformer.errors import UserError
 
 
@@ -27,8 +30,15 @@ def test_the_report_counts_all_tokens_and_has_the_ratio(monkeypatch):
     assert re.search(r"rows are \d+\.\d% full$", report)
 
 
+def test_rows_are_full_if_both_sides_are():
+    layout = Layout((Side(4, ("tokens",)), Side(6, ("inputs",), "input_segments")))
+    pieces = [{"tokens": np.ones(4, np.int32), "inputs": np.ones(1, np.int32)}] * 2
+    records = fill_records(pieces, np.array([0, 1]), layout)
+    assert data._fullness(PackedSet(MemoryRecords(records), layout, 8, 0)) == 0.5
+
+
 def test_an_unknown_objective_and_no_config():
     with pytest.raises(UserError, match="--objective mask: unknown; there are: causal, prefix, masked"):
         data.bench_data(None, [], 1, "mask")
-    with pytest.raises(UserError, match="needs either a config, such as --config .*, or --objective"):
+    with pytest.raises(UserError, match=r"needs either a config, such as --config .*, or --objective"):
         data.bench_data(None, [], 1)
