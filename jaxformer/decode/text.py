@@ -133,11 +133,15 @@ def _alternatives(model: ModelConfig) -> str:
     """What can be done with a model that does not generate text."""
     if model.shape == "embedding-only":
         return "jf.embed returns its vectors, and jaxformer export writes them to a file"
-    uses = ["jf.embed and jf.forward return its vectors"]
-    if model.pooler is not None and model.pooler.num_classes is not None:
-        uses.insert(0, "jf.tag labels words" if model.pooler.pooling == "none" else "jf.classify labels texts")
+    uses = []
+    has_classes = model.pooler is not None and model.pooler.num_classes is not None
+    if has_classes:
+        uses.append("jf.tag labels words" if model.pooler.pooling == "none" else "jf.classify labels texts")
     if model.decoder is None and model.head is not None:
-        uses.insert(0, "jf.fill_mask predicts masked tokens")
+        uses.append("jf.fill_mask predicts masked tokens")
+    if model.shape != "encoder-decoder":
+        uses.append("jf.embed returns one vector per text")
+    uses.append(f"jf.forward returns its {'logits' if has_classes or model.head is not None else 'hidden states'}")
     return ", ".join(uses)
 
 

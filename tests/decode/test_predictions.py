@@ -116,7 +116,11 @@ def test_masks_are_filled_as_by_transformers(tmp_path, text):
 def test_errors_say_what_the_model_can_do(classifier, tmp_path):
     _, _, run = classifier
     for call, message in (
-        (lambda: jf.generate(run, ["a"]), "does not generate text; jf.classify labels texts"),
+        (
+            lambda: jf.generate(run, ["a"]),
+            "does not generate text; jf.classify labels texts, jf.embed returns one vector per text, "
+            "jf.forward returns its logits$",
+        ),
         (lambda: jf.tag(run, ["a"]), "this model labels whole texts: use jf.classify"),
         (lambda: jf.fill_mask(run, "the [MASK]"), "has no such head"),
         (lambda: jf.classify(run, "a"), r"write \['a'\]"),
@@ -128,6 +132,7 @@ def test_errors_say_what_the_model_can_do(classifier, tmp_path):
     save(tmp_path / "masked", "BertForMaskedLM")
     masked = jf.load(tmp_path / "masked")
     for call, message in (
+        (lambda: jf.generate(masked, ["a"]), "text; jf.fill_mask predicts masked tokens, jf.embed returns one vector"),
         (lambda: jf.classify(masked, ["a"]), "no class head: train one with data.objective.kind=classify"),
         (lambda: jf.fill_mask(masked, "the cat"), "no mask in 'the cat'"),
         (lambda: jf.fill_mask(masked, "[MASK]", top_k=0), "top_k=0"),
