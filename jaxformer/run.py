@@ -90,6 +90,8 @@ def load(
 def quantized_run(run: Run, weights: str) -> Run:
     """A copy of the run with int8 weights, for decoding and evaluation."""
     _check_int8("weights", weights)
+    if run.config.model.shape == "embedding-only":
+        raise UserError(f"weights={weights!r}: word vectors are not quantized, because they have no matrix products")
     return replace(run, params=quantize_params(run.params, abstract_params(run.config.model)[1], run.mesh))
 
 

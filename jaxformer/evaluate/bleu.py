@@ -3,20 +3,17 @@
 from sacrebleu.metrics import BLEU, CHRF
 
 from jaxformer.config import Bleu
-from jaxformer.decode.api import generate
-from jaxformer.evaluate.exact_match import max_output_length
+from jaxformer.evaluate.decoding import decode_pairs, heldout_pairs, max_output_length
 from jaxformer.evaluate.heldout import HeldOut
 from jaxformer.run import Run
 
 
 def bleu(config: Bleu, run: Run, heldout: HeldOut) -> dict[str, float | str]:
     """BLEU and chrF between 0 and 100, and the signatures that say how sacreBLEU computed them."""
-    documents = heldout.documents()
-    num_examples = min(config.num_examples or len(documents), len(documents))
-    pairs = [documents[i] for i in range(num_examples)]
-    outputs = generate(
+    pairs = heldout_pairs(config, heldout)
+    outputs = decode_pairs(
         run,
-        [pair["inputs"] for pair in pairs],
+        pairs,
         max_new_tokens=config.max_new_tokens or max_output_length(run),
         num_beams=config.num_beams,
         length_penalty=config.length_penalty,

@@ -10,10 +10,11 @@ from typing import Any
 from jax.sharding import Mesh
 
 from jaxformer import hosts
-from jaxformer.config import MetricConfig, RunConfig, WordVectors
+from jaxformer.config import Bleu, ExactMatch, MetricConfig, RunConfig, WordVectors
 from jaxformer.data import Objective, PackedSet, make_loader
 from jaxformer.evaluate.bleu import bleu
 from jaxformer.evaluate.classification import classification
+from jaxformer.evaluate.decoding import check_lengths
 from jaxformer.evaluate.exact_match import exact_match
 from jaxformer.evaluate.heldout import HeldOut
 from jaxformer.evaluate.masked import masked
@@ -42,6 +43,8 @@ class Evaluation:
         for metric in self.metrics:
             if isinstance(metric, WordVectors):
                 check_files(metric, objective.tokenizer)
+            if isinstance(metric, Bleu | ExactMatch):
+                check_lengths(metric, config, objective.tokenizer)
         if heldout is not None:
             num_hosts = hosts.process_count()
             loader = make_loader(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import jax
 
-from jaxformer.config import RunConfig, apply_overrides
+from jaxformer.config import ModelConfig, RunConfig, apply_overrides
 from jaxformer.convert.directory import HuggingFaceDirectory, is_hugging_face
 from jaxformer.convert.hub import local_directory
 from jaxformer.data import load_heldout
@@ -26,8 +26,12 @@ def evaluate(path: str | Path, overrides: Sequence[str] = (), *, weights: str | 
       weights: "int8" also evaluates with quantized weights; the names of these metrics start with `int8_`.
     """
     directory = local_directory(path)
-    config = apply_overrides(_read_config(directory), overrides)
+    saved = _read_config(directory)
+    config = apply_overrides(saved, overrides)
     config.check_data()
+    _check_same_model(saved, config)
+    if not config.metrics:
+        raise UserError("evaluate.metrics=[]: there is nothing to evaluate, name a metric")
     if config.data.heldout is None:
         raise UserError(
             'data.heldout is none: set it, for example data.heldout=\'{"kind":"text","paths":"heldout.txt"}\''
@@ -53,9 +57,24 @@ def evaluate(path: str | Path, overrides: Sequence[str] = (), *, weights: str | 
 
 
 def _read_config(directory: Path) -> RunConfig:
+    """The config of the directory, so that every choice of metrics is valid: no value ranks checkpoints or stops."""
     if is_hugging_face(directory):
-        return RunConfig(model=HuggingFaceDirectory(directory).model)
-    return RunDir(directory).read_config()
+        config = RunConfig(model=HuggingFaceDirectory(directory).model)
+    else:
+        config = RunDir(directory).read_config()
+    return config.replace(
+        checkpoint=config.checkpoint.replace(keep_best=0), train=config.train.replace(early_stopping=None)
+    )
+
+
+def _check_same_model(saved: RunConfig, config: RunConfig) -> None:
+    """Raise if overrides change the model, whose weights are those of the directory; classes may get other names."""
+    if _without_labels(saved.model) != _without_labels(config.model):
+        raise UserError("model: overrides cannot change a trained model, except for model.pooler.labels: remove them")
+
+
+def _without_labels(model: ModelConfig) -> ModelConfig:
+    return model if model.pooler is None else model.replace(pooler=model.pooler.replace(labels=()))
 
 
 LABELS = {

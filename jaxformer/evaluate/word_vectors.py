@@ -1,5 +1,6 @@
 """Word vectors: held-out loss, accuracy on analogies, and rank correlation with similarities judged by people."""
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -99,8 +100,15 @@ def read_similarities(path: str) -> list[tuple[str, str, float]]:
             continue
         try:
             first, second, value = re.split(r"[\t, ]+", line.strip())[:3]
-            pairs.append((first.lower(), second.lower(), float(value)))
+            pairs.append((first.lower(), second.lower(), _finite(value)))
         except ValueError:
             if number > 1:  # the first line may name the columns
                 raise UserError(f"{path}, line {number}: expected two words and a number: correct the line") from None
     return pairs
+
+
+def _finite(value: str) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(value)
+    return number

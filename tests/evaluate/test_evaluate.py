@@ -5,12 +5,14 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import jax
 import pytest
 from rich.console import Console
 
 from jaxformer.config import (
+    Bleu,
     ByteTokenizer,
     CheckpointConfig,
     DataConfig,
@@ -25,6 +27,10 @@ from jaxformer.config import (
     TrainConfig,
 )
 from jaxformer.config.metrics import METRIC_CONFIGS
+from jaxformer.data import Bytes
+from jaxformer.decode.api import generate
+from jaxformer.errors import UserError
+from jaxformer.evaluate.decoding import check_lengths, decode_pairs
 from jaxformer.evaluate.loop import METRICS, Evaluation
 from jaxformer.evaluate.report import evaluate, format_metrics
 from jaxformer.models.vaswani import vaswani
@@ -112,6 +118,62 @@ def test_metrics_do_not_use_generation_config(finished, tmp_path, monkeypatch):
     assert load(workdir).generation.settings == {"repetition_penalty": 2.0}
     monkeypatch.setitem(METRICS, "exact_match", lambda config, run, heldout: {"ignored": run.generation is None})
     assert evaluate(workdir)["ignored"]
+
+
+def test_any_metrics_can_be_evaluated_whatever_ranked_the_checkpoints(finished):
+    """The run ranks checkpoints by exact match, which need not be evaluated again."""
+    assert finished.checkpoint.best == "exact_match"
+    values = evaluate(finished.workdir, ['evaluate.metrics=[{"kind": "perplexity"}]'])
+    assert "heldout_loss" in values
+    assert "exact_match" not in values
+    with pytest.raises(UserError, match="nothing to evaluate"):
+        evaluate(finished.workdir, ["evaluate.metrics=[]"])
+
+
+def test_overrides_cannot_change_the_model_of_a_run(finished):
+    with pytest.raises(UserError, match="overrides cannot change a trained model"):
+        evaluate(finished.workdir, ["model.vocab_size=300"])
+
+
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        (Bleu(), "bleu decodes all inputs, but 1 of 31 inputs of data.heldout exceed the model's context of 8 tokens"),
+        (ExactMatch(), "exact_match decodes all inputs, but 1 of 31"),
+        (ExactMatch(num_examples=30), None),
+        (Bleu(num_examples=30, max_new_tokens=7), None),
+        (Bleu(num_examples=30, max_new_tokens=8), "bleu.max_new_tokens=8 does not fit .* set at most 7"),
+    ],
+)
+def test_texts_that_are_too_long_to_decode_are_named_before_training(finished, metric, message):
+    best = CheckpointConfig(best="heldout_loss")
+    config = with_long_input(finished, checkpoint=best, evaluate=EvaluateConfig(metrics=(Perplexity(), metric)))
+    if message is None:
+        check_lengths(metric, config, Bytes())
+    else:
+        with pytest.raises(UserError, match=message):
+            train(config, Console(quiet=True))
+        assert not os.path.exists(config.workdir)
+
+
+def test_inputs_that_are_too_long_to_decode_are_truncated(finished, caplog):
+    config = with_long_input(finished)
+    config = config.replace(data=config.data.replace(too_long="truncate"))
+    with caplog.at_level("WARNING"):
+        check_lengths(ExactMatch(), config, Bytes())
+    assert "1 of 31 inputs of data.heldout exceed the model's context of 8 tokens and are truncated" in caplog.text
+    run = replace(load(finished.workdir), config=config)
+    inputs = [{"inputs": text} for text in ("1", "123456789", "1234567")]
+    first, second, third = decode_pairs(run, inputs, max_new_tokens=3)
+    assert second == third
+    assert [first, third] == generate(run, ["1", "1234567"], max_new_tokens=3)
+
+
+def with_long_input(config: RunConfig, **fields) -> RunConfig:
+    """The config of a new run whose model is limited to 8 tokens, with a longer input in the held-out data."""
+    heldout = MemorySource(pairs=(*config.data.train.pairs, ("123456789", "1")))
+    data, model = config.data.replace(heldout=heldout), config.model.replace(context_length=8)
+    return config.replace(workdir=f"{config.workdir}_long", data=data, model=model, **fields)
 
 
 def test_without_held_out_data_nothing_is_due(finished):

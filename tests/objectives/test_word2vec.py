@@ -222,11 +222,17 @@ def test_runs_report_the_metrics_that_have_files(trained, tmp_path):
     assert values["word_similarity"] > 0.4
 
 
+def test_word_vectors_are_not_quantized(trained):
+    with pytest.raises(UserError, match="word vectors are not quantized"):
+        evaluate(trained.config.workdir, weights="int8")
+
+
 @pytest.mark.parametrize(
     ("read", "text", "message"),
     [
         (read_analogies, "a b c\n", "line 1: expected four words, got 3"),
         (read_similarities, "a b 1\na b\n", "line 2: expected two words and a number"),
+        (read_similarities, "a b 1\na c nan\n", "line 2: expected two words and a number"),
     ],
 )
 def test_malformed_files_of_words(tmp_path, read, text, message):
