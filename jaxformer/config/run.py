@@ -84,8 +84,9 @@ class TrainConfig(Config):
     """What the backward pass recomputes. none: nothing; full: whole blocks; dots: all but matmuls and attention."""
     unroll: PositiveInt | Literal["all"] = 1
     """Layer patterns per iteration of the scan over layers, or `all`: no scan; parameters do not depend on it."""
-    attention: Literal["auto", "reference", "blocked"] = "auto"
-    """Attention kernel. reference: all logits at once; blocked: one block of queries at a time; auto: the best one."""
+    attention: Literal["auto", "reference", "blocked", "scanned", "splash"] = "auto"
+    """Attention kernel. reference: all logits at once; blocked, scanned: one block of queries at a time, unrolled or in
+    a loop; splash: the fused TPU kernel; auto: the best one for the device."""
     peak_flops: PositiveFloat | None = None
     """Peak FLOP/s of one device, to report MFU. None: looked up by device type; no MFU if the type is unknown."""
 

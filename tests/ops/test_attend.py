@@ -9,7 +9,15 @@ import pytest
 
 from jaxformer.errors import UserError
 from jaxformer.ops import attention
-from jaxformer.ops.attention import KERNELS, AttentionInputs, AttentionParams, Kernel, choose_kernel, reference
+from jaxformer.ops.attention import (
+    KERNELS,
+    AttentionInputs,
+    AttentionParams,
+    Kernel,
+    choose_kernel,
+    reference,
+    scanned,
+)
 from jaxformer.ops.attention.blocked import MIN_BLOCK
 from jaxformer.ops.biases import Bias, BucketedBias, SlopeBias
 from jaxformer.ops.masks import Mask
@@ -20,6 +28,13 @@ SOURCE = np.array([[1, 1, 2, 3, 3, 0, 0], [1, 1, 1, 1, 1, 1, 1]])
 RING = np.array([[5, 6, 7, 3, 4], [0, 1, 2, -1, -1]])  # one full ring that has wrapped around, one partly empty
 RING_AND_NEW = np.concatenate([RING, [[8, 9, 10], [3, 4, 5]]], axis=1)
 LONG = np.repeat([[1, 2, 3, 0]], [200, 131, 150, 50], axis=1)  # 531 tokens: an odd number, longer than a block
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch):
+    """Short rows have several blocks too."""
+    monkeypatch.setattr(scanned, "MIN_BLOCK", 32)
+    monkeypatch.setattr(scanned, "MAX_BLOCK", 64)
 
 
 def inputs_of(q_BTNH, k_BSKH, v_BSKH, mask, *, bias=None, key=None, **params) -> AttentionInputs:
@@ -220,14 +235,17 @@ def test_auto_matches_the_reference(length):
     np.testing.assert_allclose(auto, attend(q, k, v, Mask(causal=True), scale=SCALE, impl="reference"), atol=1e-6)
 
 
-@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
-def test_auto_prefers_blocked_if_there_are_several_blocks(platform):
-    long, short = (inputs_of(*_normal(3, (1, n, 2, 8)), Mask(), scale=SCALE) for n in (MIN_BLOCK + 1, MIN_BLOCK))
-    assert choose_kernel(long, platform) == attention.KernelChoice("blocked", {})
+@pytest.mark.parametrize(("platform", "kernel"), [("cpu", "blocked"), ("gpu", "scanned"), ("tpu", "scanned")])
+def test_auto_prefers_blocks_if_there_are_several(platform, kernel):
+    """On accelerators, the loop over blocks is never unrolled."""
+    block = {"blocked": MIN_BLOCK, "scanned": scanned.MIN_BLOCK}[kernel]
+    long, short = (
+        inputs_of(*_normal(3, (1, n, 2, 8)), Mask(), scale=SCALE, bias=SlopeBias(2)) for n in (block + 1, block)
+    )
+    assert choose_kernel(long, platform).kernel == kernel
     choice = choose_kernel(short, platform)
     assert choice.kernel == "reference"
-    assert list(choice.skipped) == ["blocked"]
-    assert f"{MIN_BLOCK} queries fit in a single block" in choice.skipped["blocked"]
+    assert f"{block} queries fit in a single block" in choice.skipped[kernel]
 
 
 def test_a_kernel_that_auto_would_skip_can_be_requested_by_name():
@@ -239,7 +257,9 @@ def test_a_kernel_that_auto_would_skip_can_be_requested_by_name():
 
 def test_an_unknown_kernel_raises():
     q, k, v = _normal(3, (1, 5, 2, 8))
-    with pytest.raises(UserError, match=r"attention='fastest': unknown kernel; use one of: auto, blocked, reference"):
+    with pytest.raises(
+        UserError, match=r"attention='fastest': unknown kernel; use one of: auto, blocked, reference, scanned"
+    ):
         attend(q, k, v, Mask(), scale=SCALE, impl="fastest")
 
 
@@ -252,7 +272,8 @@ def test_an_unsupported_kernel_raises_by_name_and_is_skipped_by_auto(monkeypatch
     picky = Kernel(reference.attend, unsupported, reference.not_worthwhile)
     monkeypatch.setattr(attention, "KERNELS", {"picky": picky, **KERNELS})
     inputs = inputs_of(*_normal(3, (1, 70, 2, 8)), Mask(), scale=SCALE)
-    assert choose_kernel(inputs, "cpu") == attention.KernelChoice("blocked", {"picky": "needs a TPU, not cpu"})
+    choice = choose_kernel(inputs, "cpu")
+    assert (choice.kernel, choice.skipped["picky"]) == ("blocked", "needs a TPU, not cpu")
     assert choose_kernel(inputs, "tpu").kernel == "picky"
     message = r"attention='picky' does not support these inputs on cpu: needs a TPU, not cpu; use 'auto'"
     with pytest.raises(UserError, match=message):

@@ -31,6 +31,8 @@ def unsupported(inputs: AttentionInputs, platform: str) -> str | None:
 
 
 def not_worthwhile(inputs: AttentionInputs, platform: str) -> str | None:
+    if platform != "cpu":
+        return f"its blocks are unrolled, which compiles slowly on {platform}"
     if inputs.num_queries <= MIN_BLOCK:
         return f"{inputs.num_queries} queries fit in a single block of {MIN_BLOCK}, so no keys can be skipped"
     return None

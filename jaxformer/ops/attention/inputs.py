@@ -58,3 +58,17 @@ def unsupported_shape(inputs: AttentionInputs) -> str | None:
     if q[2] % k[1]:
         return f"{q[2]} query heads are not a multiple of {k[1]} key-value heads"
     return None
+
+
+def unsupported_features(inputs: AttentionInputs) -> str | None:
+    """Why a fused kernel, which knows only causal masks, windows and segments, does not support the inputs."""
+    mask = inputs.mask
+    if inputs.bias is not None:
+        return f"it adds no bias such as {type(inputs.bias).__name__} to the logits"
+    if inputs.dropout_key is not None and inputs.params.dropout_rate > 0.0:
+        return f"it has no dropout of attention probabilities, and the rate is {inputs.params.dropout_rate}"
+    if mask.prefix is not None:
+        return "it has no mask for prefixes"
+    if mask.q_offset is not None or mask.kv_lengths is not None or mask.kv_index is not None:
+        return "it does not read a KV cache"
+    return None
