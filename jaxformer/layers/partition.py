@@ -55,7 +55,7 @@ class Partition:
         return unflatten_dict(trainable, sep="/"), unflatten_dict(frozen, sep="/")
 
     def merge(self, trainable: PyTree, frozen: PyTree | None) -> PyTree:
-        """The full tree of arrays."""
+        """The full tree of arrays, without the paths that neither part has."""
         if frozen is None:
             return trainable
         trained, fixed = flatten_dict(trainable, sep="/"), flatten_dict(frozen, sep="/")
@@ -63,7 +63,7 @@ class Partition:
         for path, is_frozen in self._frozen.items():
             if path in trained and path in fixed:
                 whole[path] = _interleave(trained[path], fixed[path], is_frozen)
-            else:
+            elif path in trained or path in fixed:
                 whole[path] = trained[path] if path in trained else fixed[path]
         return unflatten_dict(whole, sep="/")
 

@@ -9,14 +9,24 @@ import pytest
 from rich.console import Console
 
 from jaxformer import generate, load, score
-from jaxformer.config import MeshConfig, OptimConfig, TrainConfig
+from jaxformer.checkpoint import Checkpoints
+from jaxformer.config import (
+    Classify,
+    MemorySource,
+    MeshConfig,
+    OptimConfig,
+    PoolerConfig,
+    TrainConfig,
+    apply_overrides,
+)
 from jaxformer.errors import UserError
 from jaxformer.layers import abstract_params
 from jaxformer.layers.partition import Partition
+from jaxformer.rundir import RunDir
 from jaxformer.sharding import path_name
 from jaxformer.train.loop import train
 from jaxformer.train.program import train_program
-from jaxformer.train.start import complete_config, load_config
+from jaxformer.train.start import complete_config, first_state, load_config
 
 QUIET = Console(quiet=True)
 ALL_BUT_LAST_LAYER = ("embedding/*", "decoder/final_norm/*", {"path": "decoder/*", "layers": (0, -1)})
@@ -182,10 +192,6 @@ def test_a_run_starts_from_another_and_resumes_without_it(trained, tmp_path, fre
 
 
 def test_the_first_state_has_the_weights_of_train_start(trained, tmp_path):
-    from jaxformer.checkpoint import Checkpoints
-    from jaxformer.rundir import RunDir
-    from jaxformer.train.start import first_state
-
     config = trained.replace(train=TrainConfig(start=trained.workdir), workdir=str(tmp_path / "next"))
     program = train_program(config, jax.devices())
     with Checkpoints(RunDir(tmp_path / "next"), config) as checkpoints:
@@ -243,6 +249,72 @@ def test_a_model_with_other_shapes_raises(trained, tmp_path):
     ):
         train(config, QUIET)
     assert not (tmp_path / "x" / "config.json").exists()
+
+
+# ---------------------------------------------------------------- starting with a new head
+def classifier(trained, start, **fields):
+    """A classifier that starts from the directory `start`; it has no head over the vocabulary."""
+    model = trained.model.replace(head=None, pooler=PoolerConfig(pooling="last", num_classes=2, bias=False, **fields))
+    source = MemorySource(examples=({"text": "good", "label": "yes"}, {"text": "bad", "label": "no"}) * 8)
+    data = trained.data.replace(train=source, heldout=None, objective=Classify())
+    return trained.replace(model=model, data=data, train=TrainConfig(steps=1, log_every=1, start=str(start)))
+
+
+def first_params(config, directory):
+    program = train_program(config.replace(workdir=str(directory)), jax.devices()[:1])
+    with Checkpoints(RunDir(directory), config) as checkpoints:
+        return program.inference_params(first_state(program, checkpoints, None)[0])
+
+
+def test_a_new_head_starts_with_random_weights(trained, tmp_path, caplog):
+    from jaxformer.exchange import export_run
+
+    export_run(trained.workdir, tmp_path / "hf")
+    earlier = load(trained.workdir).params
+    for start in (trained.workdir, tmp_path / "hf"):
+        params = first_params(classifier(trained, start), tmp_path / "next")
+        jax.tree.map(np.testing.assert_array_equal, params["decoder"], earlier["decoder"])
+        kernel = params["pooler"]["classes"]["kernel"]
+        assert np.isfinite(kernel).all()
+        assert np.std(kernel) > 0
+        assert f"train.start='{start}' has no pooler/classes/kernel: they start with random weights" in caplog.text
+
+
+def test_a_language_model_starts_without_the_class_head_of_another_run(trained, tmp_path):
+    frozen = TrainConfig(steps=1, log_every=1, freeze=("pooler/*", "embedding/*"))
+    config = classifier(trained, "none").replace(train=frozen, workdir=str(tmp_path / "classifier"))
+    train(config, QUIET)
+    start = TrainConfig(start=config.workdir)
+    params = first_params(trained.replace(train=start), tmp_path / "next")
+    expected = {name: value for name, value in load(config.workdir).params.items() if name != "pooler"}
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
+
+
+@pytest.mark.parametrize("change", ["pooler.num_classes=3", "head.tied=false"])
+def test_a_head_of_another_shape_raises(trained, tmp_path, change):
+    config = trained if change.startswith("head") else classifier(trained, "none").replace(train=TrainConfig())
+    (tmp_path / "start").mkdir()
+    RunDir(tmp_path / "start").write_config(config)
+    later = config.replace(
+        model=apply_overrides(config.model, [change]), train=TrainConfig(start=str(tmp_path / "start"))
+    )
+    with pytest.raises(UserError, match=r"parameter '(pooler/classes|head/output)/kernel' has shape"):
+        first_params(later, tmp_path / "next")
+
+
+def test_overrides_may_set_an_objective_and_its_head_together(trained, tmp_path):
+    path = tmp_path / "tune.py"
+    head = ["data.objective.kind=classify", "model.pooler.num_classes=2", "model.pooler.pooling=last"]
+    path.write_text(
+        "from jaxformer.config import *\nfrom jaxformer.models.gpt2 import gpt2\n\n"
+        "data = DataConfig(train=MemorySource(documents=('abc',)), length=16)\n"
+        f"start = RunConfig(data=data, train=TrainConfig(start={trained.workdir!r}))\n"
+        "model = gpt2(num_layers=1, embed_dim=8, num_heads=2, vocab_size=264)\n"
+        "whole = RunConfig(model=model, data=data)\n\nconfig = start\n"
+    )
+    assert load_config(path, head).model.pooler.num_classes == 2
+    path.write_text(path.read_text().replace("config = start", "config = whole"))
+    assert load_config(path, head).model.pooler.num_classes == 2
 
 
 def test_a_config_without_model_and_start_raises(make_config):
