@@ -123,6 +123,8 @@ def bindings(
 ) -> list[Binding]:
     """Expand the table into every tensor of a model's file, skipping entries for parameters that the model lacks.
 
+    Raises ValueError if the model has only some of the parameters of a fused tensor.
+
     Args:
       shapes: the shape of every parameter, by path.
       base: the value of `{base}` in tensor names.
@@ -134,7 +136,8 @@ def bindings(
             present = [path in shapes for path in paths]
             if not any(present):
                 continue
-            assert all(present), f"{row.name}: the model has only some of {paths}"
+            if not all(present):
+                raise ValueError(f"it stores {' and '.join(paths)} as one tensor, but the model has only some of them")
             layout = row.layout.with_neighbour_pairs() if _pairs_neighbours(model, paths, layer) else row.layout
             lead = (depth,) if block else ()
             experts = range(shapes[paths[0]][len(lead)]) if "{expert}" in row.name else (None,)

@@ -19,6 +19,7 @@ from jaxformer.config import (
     MemorySource,
     ModelConfig,
     OptimConfig,
+    PoolerConfig,
     RunConfig,
     TrainConfig,
 )
@@ -212,6 +213,14 @@ def test_heads_that_a_format_does_not_have(model, model_type, message):
         return
     with pytest.raises(UserError, match=message):
         find_format(model, model_type)
+
+
+def test_a_head_that_no_format_has_names_what_differs_in_each():
+    plain = PoolerConfig(num_classes=3)  # without the dense layer of published classifiers
+    with pytest.raises(UserError, match=r"no Hugging Face format can hold this model:\n  bert: .*pooler") as error:
+        find_format(bert(**SMALL).replace(head=None, pooler=plain))
+    encoders = {format.model_type for format in FORMATS.values() if format.shape == "encoder-only"}
+    assert {line.strip().partition(":")[0] for line in str(error.value).splitlines()[1:]} == encoders
 
 
 # ---------------------------------------------------------------- exported runs
