@@ -50,6 +50,8 @@ def classify(run: Run, texts: Sequence[str], pairs: Sequence[str] | None = None)
     """
     pooler = _require_head(run, "classify", tags=False)
     _check_list(texts, "classify")
+    if pairs is not None:
+        _check_list(pairs, "classify")
     if pairs is not None and len(pairs) != len(texts):
         raise UserError(f"classify: {len(texts)} texts but {len(pairs)} pairs: give one second text per text")
     rows = require_tokenizer(run).encode_sequence(list(texts), None if pairs is None else list(pairs)) if texts else []
@@ -78,10 +80,11 @@ def _scores(logits_BC: np.ndarray, problem: str) -> np.ndarray:
 def tag(run: Run, sentences: Sequence[str | Sequence[str]]) -> list[list[WordTag]]:
     """The tag of every word with its probability. A sentence is a list of words, or a text split at white space."""
     pooler = _require_head(run, "tag", tags=True)
-    _check_list(sentences, "tag")
+    _check_list(sentences, "tag", (str, list, tuple))
     words = [sentence.split() if isinstance(sentence, str) else list(sentence) for sentence in sentences]
     tokenizer, special = require_tokenizer(run), special_ids(run.config.model, run.tokenizer)
     encoded = tokenizer.encode_words(words) if words else []
+    _check_words(words, encoded)
     ids = [[special.bos, *(id for word in row for id in word), special.first_eos] for row in encoded]
     check_context(run, ids, "sentence")
     names, results = label_names(pooler), []
@@ -108,6 +111,8 @@ def fill_mask(run: Run, text: str, top_k: int = 5) -> list[list[Filling]]:
         )
     if top_k < 1:
         raise UserError(f"fill_mask: top_k={top_k}: must be at least 1")
+    if not isinstance(text, str):
+        raise UserError(f"fill_mask: expected one text, got {text!r}: call it for every text")
     tokenizer = require_tokenizer(run)
     if tokenizer.mask_id is None:
         raise UserError("fill_mask: the tokenizer of this model has no mask token")
@@ -168,6 +173,17 @@ def _require_head(run: Run, function: str, tags: bool) -> PoolerConfig:
     return pooler
 
 
-def _check_list(texts: object, function: str) -> None:
+def _check_list(texts: object, function: str, kinds: tuple[type, ...] = (str,)) -> None:
     if isinstance(texts, str):
         raise UserError(f"{function}: expected a list of texts, got the text {texts!r}: write [{texts!r}]")
+    wrong = [text for text in texts if not isinstance(text, kinds)]
+    if wrong:
+        raise UserError(f"{function}: expected a list of texts, but one of them is {wrong[0]!r}")
+
+
+def _check_words(words: Sequence[Sequence[str]], encoded: Sequence[Sequence[Sequence[int]]]) -> None:
+    """Raise if a word has no token, whose tag would otherwise be that of the next word."""
+    for row, (sentence, pieces) in enumerate(zip(words, encoded, strict=True)):
+        empty = [word for word, ids in zip(sentence, pieces, strict=True) if not ids]
+        if empty:
+            raise UserError(f"tag: the word {empty[0]!r} of sentence {row} has no tokens in this tokenizer: remove it")

@@ -100,6 +100,12 @@ def test_tags_are_those_of_the_first_token_of_every_word(tmp_path):
     assert jf.tag(jf.load(tmp_path), ["the cats running mat"]) == [result]
 
 
+def test_a_word_without_tokens_has_no_tag(tmp_path):
+    save(tmp_path, "BertForTokenClassification")
+    with pytest.raises(UserError, match="the word '' of sentence 1 has no tokens in this tokenizer: remove it"):
+        jf.tag(jf.load(tmp_path), ["the cat", ["the", "", "mat"]])
+
+
 @pytest.mark.parametrize("text", ["The [MASK] sat on the <mask>.", "[MASK]"])
 def test_masks_are_filled_as_by_transformers(tmp_path, text):
     model = save(tmp_path, "BertForMaskedLM")
@@ -125,6 +131,9 @@ def test_errors_say_what_the_model_can_do(classifier, tmp_path):
         (lambda: jf.fill_mask(run, "the [MASK]"), "has no such head"),
         (lambda: jf.classify(run, "a"), r"write \['a'\]"),
         (lambda: jf.classify(run, ["a"], ["b", "c"]), "1 texts but 2 pairs"),
+        (lambda: jf.classify(run, ["a", 3]), "expected a list of texts, but one of them is 3"),
+        (lambda: jf.classify(run, [["a", "b"]]), r"one of them is \['a', 'b'\]"),
+        (lambda: jf.classify(run, ["a"], "b"), r"got the text 'b': write \['b'\]"),
         (lambda: jf.classify(run, ["the cat " * 20]), "exceeds the model's context of 24 tokens"),
     ):
         with pytest.raises(UserError, match=message):
@@ -136,6 +145,7 @@ def test_errors_say_what_the_model_can_do(classifier, tmp_path):
         (lambda: jf.classify(masked, ["a"]), "no class head: train one with data.objective.kind=classify"),
         (lambda: jf.fill_mask(masked, "the cat"), "no mask in 'the cat'"),
         (lambda: jf.fill_mask(masked, "[MASK]", top_k=0), "top_k=0"),
+        (lambda: jf.fill_mask(masked, ["[MASK]"]), r"expected one text, got \['\[MASK\]'\]: call it for every text"),
     ):
         with pytest.raises(UserError, match=message):
             call()
