@@ -18,8 +18,6 @@ from jaxformer.layers.partition import Partition
 from jaxformer.run import Run, load
 from jaxformer.rundir import RunDir, new_directory, write_json
 
-AVERAGE = "average.json"  # in an averaged run: where its parameters come from
-
 
 def average_run(
     path: str | Path, target: str | Path, *, last: int | None = None, steps: Sequence[int] | None = None
@@ -49,7 +47,7 @@ def average_run(
         for name in (GENERATION_FILE, ORIGIN):
             if (path / name).is_file():
                 shutil.copyfile(path / name, partial / name)
-        write_json(partial / AVERAGE, {"run": str(path), "steps": steps})
+        write_json(RunDir(partial).average, {"run": str(path), "steps": steps})
         RunDir(partial).write_config(config)
     return f"average of steps {', '.join(map(str, steps))} written to {target}"
 

@@ -52,6 +52,11 @@ class RunDir:
         """The values of the latest evaluation."""
         return self.path / "evaluation.json"
 
+    @property
+    def average(self) -> epath.Path:
+        """The run and the steps that the parameters are averages of; only written by `jaxformer average`."""
+        return self.path / "average.json"
+
     # ------------------------------------------------------------ config.json
     @property
     def has_config(self) -> bool:

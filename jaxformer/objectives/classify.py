@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.config import ModelConfig
+from jaxformer.config import ModelConfig, RunConfig
 from jaxformer.data.labels import encode_label
 from jaxformer.data.packing import Layout, Piece, RowGenerator, Side, StoredRows, packed_tokens
-from jaxformer.data.tokenizer import TypedIds
+from jaxformer.data.tokenizer import Tokenizer, TypedIds
+from jaxformer.errors import UserError
 from jaxformer.layers import Transformer
 from jaxformer.objectives.base import Objective, add_router_loss
 from jaxformer.ops.losses import LossOptions, LossSums, class_loss
@@ -23,6 +24,15 @@ class Classify(Objective):
     kind = "classify"
     fields = {"text": "", "label": ""}  # noqa: RUF012
     can_pack = False
+
+    def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(config, tokenizer)
+        needed = len(tokenizer.encode_sequence([""])[0].ids) + 1
+        if self.config.length < needed:
+            raise UserError(
+                f"data.length={self.config.length}: classify needs the special tokens and a token of the text, set "
+                f"{needed} or more"
+            )
 
     @property
     def layout(self) -> Layout:

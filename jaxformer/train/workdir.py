@@ -38,6 +38,11 @@ def check_workdir(config: RunConfig) -> bool:
     run_dir.check_writable()
     if not run_dir.has_config:
         return False
+    if run_dir.average.exists():
+        raise UserError(
+            f"workdir '{run_dir}' is an average of checkpoints, which has no optimizer state to continue from: choose "
+            f"another directory with workdir=..., and set train.start={run_dir}"
+        )
     differences = _differences(run_dir.read_config().model_dump(mode="json"), config.model_dump(mode="json"))
     if differences:
         shown = "\n".join(f"  {key}: saved {old!r}, now {new!r}" for key, old, new in differences)

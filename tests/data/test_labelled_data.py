@@ -257,6 +257,13 @@ def test_long_texts_are_dropped_or_truncated(caplog):
     assert row["types"][0].tolist() == [0] * 10 + [1] * 6
 
 
+def test_rows_without_space_for_text_are_an_error():
+    config = config_of(MemorySource(examples=({"text": "a", "label": "x"},)), num_classes=1, labels=("x",))
+    data = config.data.replace(length=2, too_long="truncate")
+    with pytest.raises(UserError, match=r"data\.length=2: classify needs .* set 3 or more"):
+        make_objective(config.replace(data=data), Bytes())
+
+
 def test_tags_belong_to_the_first_token_of_each_word():
     examples = ({"text": ["ab", "c"], "tags": ["X", "O"]},)
     config = config_of(MemorySource(examples=examples), num_classes=2, labels=("O", "X"), pooling="none")

@@ -69,6 +69,12 @@ def test_an_average_is_a_run(workdir, tmp_path, capsys):
     assert train(start.replace(train=start.train.replace(steps=1)), Console(quiet=True)).step == 1
 
 
+def test_an_average_is_not_trained_in_place(workdir, tmp_path):
+    average_run(workdir, tmp_path / "mean", last=2)
+    with pytest.raises(UserError, match=r"is an average of checkpoints.*set train\.start="):
+        train(make_config(tmp_path / "mean"), Console(quiet=True))
+
+
 def test_frozen_parameters_are_kept(tmp_path):
     config = make_config(tmp_path / "run", freeze=("embedding/*",))
     train(config, Console(quiet=True))
