@@ -67,7 +67,7 @@ class Objective(Protocol):
     can_pack: bool
     """Whether several examples may share a row."""
     splits_texts: bool
-    """Whether long texts become several pieces, so that only a text without tokens gives none."""
+    """Whether long texts become several pieces, so that only a text without enough tokens to train on gives none."""
     layout: Layout
     """Columns of a stored row."""
     capacities: Sequence[int]
@@ -85,7 +85,7 @@ class Objective(Protocol):
     def pieces(self, ids: Mapping[str, Any]) -> list[Piece]:
         """Split an encoded example into pieces to be packed.
 
-        An empty list means that it is too long and is dropped; if the objective splits texts, that it has no tokens.
+        An empty list means that it is too long and is dropped; if the objective splits texts, that it has too few.
         """
 
     def sizes(self, piece: Piece) -> tuple[int, ...]:

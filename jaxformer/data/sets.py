@@ -106,7 +106,7 @@ def build_set(cfg: DataConfig, objective: Objective, split: SplitName) -> Packed
             num_bytes += len(text.encode())
         pieces += new_pieces
         num_dropped += not new_pieces
-        num_truncated += is_truncated
+        num_truncated += is_truncated and bool(new_pieces)
     _report_empty(empty, documents, split)
     _report_long(num_dropped, num_truncated, len(documents) - len(empty), objective.layout, split)
     return _pack(pieces, cfg.pack and objective.can_pack, objective, num_bytes)
@@ -152,16 +152,17 @@ def _check_fields(example: Example, objective: Objective, split: SplitName) -> N
 
 
 def _report_empty(empty: Sequence[int], documents: Documents, split: SplitName) -> None:
-    """Warn about examples without tokens; raise if there are no others."""
+    """Warn about examples without tokens to train on; raise if there are no others."""
     if not empty:
         return
     places = ", ".join(place_of(documents, index) for index in empty[:SHOWN]) + ", ..." * (len(empty) > SHOWN)
     if len(empty) == len(documents):
         raise UserError(
-            f"data.{split}: no example has text that the tokenizer knows ({places}): check the texts and the tokenizer"
+            f"data.{split}: no example has enough text that the tokenizer knows ({places}): check the texts and the "
+            "tokenizer"
         )
     log.warning(
-        "data.%s: %s of %s examples have no text that the tokenizer knows and are skipped (%s)",
+        "data.%s: %s of %s examples have too little text that the tokenizer knows and are skipped (%s)",
         split,
         f"{len(empty):,}",
         f"{len(documents):,}",

@@ -20,4 +20,4 @@ def perplexity(config: Perplexity, run: Run, heldout: HeldOut) -> dict[str, floa
 
 def exp(nats: float) -> float:
     """The perplexity of a mean loss; infinity instead of an overflow error."""
-    return math.exp(nats) if nats < 709 else math.inf
+    return math.inf if nats >= 709 else math.exp(nats)  # NaN stays NaN

@@ -38,7 +38,8 @@ class Tag(Objective):
 
     def pieces(self, ids: Mapping[str, Any]) -> list[Piece]:
         words = ids["words"]
-        if _num_tokens(words) > self.config.length:
+        # A sentence whose first word alone is too long is not left with any word by truncation.
+        if not words or _num_tokens(words) > self.config.length:
             return []
         # A stored tag is the id plus 1, because 0 marks tokens without a tag; a word without tokens loses its tag.
         tags = [

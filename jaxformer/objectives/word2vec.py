@@ -73,9 +73,9 @@ class Word2Vec(Objective):
         return Layout((Side(self.config.length, ("tokens",)),))
 
     def pieces(self, ids: Mapping[str, Any]) -> list[Piece]:
-        """The known words of a text, cut into pieces of at most one row."""
+        """The known words of a text, cut into pieces of at most one row; a single word has no context."""
         known = [id for id in ids["text"] if id != self.tokenizer.unk_id]
-        return [{"tokens": piece} for piece in split_text(known, self.config.length)]
+        return [{"tokens": piece} for piece in split_text(known, self.config.length) if len(piece) > 1]
 
     def batch(self, rows: StoredRows, generator: RowGenerator) -> Batch:
         cfg, shape = self.config.objective, rows["tokens"].shape

@@ -127,7 +127,7 @@ def test_pairs_with_an_empty_side_are_skipped_with_a_warning(tmp_path, caplog, k
         source = TsvSource(paths=str(write_lines(tmp_path / "a.tsv", *("\t".join(pair) for pair in pairs))))
     with caplog.at_level(logging.WARNING):
         assert [example["inputs"] for example in open_source(source)] == ["a", "e"]
-    places = "1, 2" if kind == "memory" else f"{source.paths}:2, 3"
+    places = "index 1, 2" if kind == "memory" else f"{source.paths}:2, 3"
     assert f"skipped 2 examples that have no text ({places})" in caplog.text
 
 
@@ -255,6 +255,17 @@ def test_long_texts_are_dropped_or_truncated(caplog):
     a, b = Bytes().encode("a")[0], Bytes().encode("b")[0]
     assert row["tokens"][0].tolist() == [1, *[a] * 8, 2, *[b] * 5, 2]
     assert row["types"][0].tolist() == [0] * 10 + [1] * 6
+
+
+def test_sentences_whose_first_word_is_too_long_are_dropped(caplog):
+    examples = ({"text": ["a" * 30, "b"], "tags": ["X", "O"]}, {"text": ["a", "b" * 30], "tags": ["X", "O"]})
+    config = config_of(MemorySource(examples=examples), num_classes=2, labels=("O", "X"), pooling="none")
+    data = config.data.replace(too_long="truncate")
+    with caplog.at_level(logging.WARNING):
+        packed = build_set(data, make_objective(config.replace(data=data), Bytes()), "train")
+    assert packed.num_tokens == 3
+    assert "1 of 2 examples are longer than data.length=16 tokens and are dropped" in caplog.text
+    assert "1 of 2 examples are longer than data.length=16 tokens and are truncated" in caplog.text
 
 
 def test_rows_without_space_for_text_are_an_error():

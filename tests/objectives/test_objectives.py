@@ -68,12 +68,12 @@ def test_truncation_keeps_the_beginning_of_every_example(config, caplog):
 def test_texts_without_tokens_are_skipped_with_a_warning_that_does_not_call_them_long(objective_for, kind, caplog):
     objective = objective_for(kind)
     objective.tokenizer.encode_batch = lambda texts: [BYTES.encode(text.strip(".")) for text in texts]
-    data = objective.config.replace(train=MemorySource(documents=("text", "...", "more text")))
+    data = objective.config.replace(train=MemorySource(documents=("some text", "...", "more text")))
     with caplog.at_level("WARNING"):
         build_set(data, objective, "train")
-    assert "1 of 3 examples have no text that the tokenizer knows and are skipped (example 1)" in caplog.text
+    assert "1 of 3 examples have too little text that the tokenizer knows and are skipped (example 1)" in caplog.text
     assert "longer" not in caplog.text
-    with pytest.raises(UserError, match=r"no example has text that the tokenizer knows \(example 0\)"):
+    with pytest.raises(UserError, match=r"no example has enough text that the tokenizer knows \(example 0\)"):
         build_set(data.replace(train=MemorySource(documents=("...",))), objective, "train")
 
 

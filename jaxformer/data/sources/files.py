@@ -63,7 +63,8 @@ def open_memory(cfg: MemorySource) -> Documents:
         except MalformedError as error:
             raise UserError(f"examples.{i}: {error}") from None
     blank = [i for i, example in enumerate(examples) if not has_text(example)]
-    report_blank(cfg.kind, len(blank), ", ".join(map(str, blank[:SHOWN])) + ", ..." * (len(blank) > SHOWN))
+    places = ", ".join(map(str, blank[:SHOWN])) + ", ..." * (len(blank) > SHOWN)
+    report_blank(cfg.kind, len(blank), f"index {places}")
     return [example for example in examples if has_text(example)]
 
 
