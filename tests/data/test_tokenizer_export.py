@@ -93,6 +93,18 @@ def test_special_ids(name):
         assert getattr(converted, field) == getattr(ours, field)
 
 
+@pytest.mark.parametrize("name", ["bpe", "bytes"])
+def test_extra_tokens_keep_their_ids(name):
+    """A masked language model needs its mask token after an export, too."""
+    ours = ALL[name].with_tokens(["<mask>", "<extra_id_0>"])
+    converted = HuggingFace(huggingface_files(ours, "encoder-only"))
+    assert converted.vocab_size == ours.vocab_size == ALL[name].vocab_size + 2
+    assert converted.mask_id == ours.mask_id == ALL[name].vocab_size
+    assert converted.token_id("<extra_id_0>") == ours.token_id("<extra_id_0>")
+    text = "a <mask> and <extra_id_0>"
+    assert converted.encode(text) == ours.encode(text), "no text is encoded to them"
+
+
 # ---------------------------------------------------------------- in transformers
 @pytest.mark.parametrize("name", ["bpe", "unigram", "bytes"])
 @pytest.mark.parametrize(

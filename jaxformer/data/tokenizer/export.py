@@ -127,6 +127,7 @@ def _piece_ids(model: bytes) -> dict[str, int]:
 # ---------------------------------------------------------------- bytes
 def _from_bytes(tokenizer: Bytes) -> tokenizers.Tokenizer:
     special = {"<pad>": tokenizer.pad_id, "<s>": tokenizer.bos_id, "</s>": tokenizer.eos_id}
+    special |= {token: id for id, token in enumerate(tokenizer.tokens()) if id >= Bytes.vocab_size}  # extra tokens
     vocabulary = special | {letter: byte + tokenizer.offset for byte, letter in enumerate(_byte_letters())}
     backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
