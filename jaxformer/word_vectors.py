@@ -96,7 +96,10 @@ def rows_of_words(
     source = Path(source)
     if not source.exists():
         raise UserError(f"train.word_vectors='{source}': no such file or directory")
-    words, vectors_ND = run_vectors(load(source)) if source.is_dir() else read_vectors(source)
+    try:
+        words, vectors_ND = run_vectors(load(source)) if source.is_dir() else read_vectors(source)
+    except UserError as error:
+        raise UserError(f"train.word_vectors='{source}': {error}") from None
     if vectors_ND.shape[1] != embed_dim:
         raise UserError(
             f"train.word_vectors='{source}' has vectors of {vectors_ND.shape[1]} dimensions, but "

@@ -74,9 +74,15 @@ def load_sets(cfg: DataConfig, objective: Objective, tokenizer: Tokenizer, direc
 
 
 def load_heldout(cfg: DataConfig, objective: Objective, tokenizer: Tokenizer, directory: str | Path) -> PackedSet:
-    """Open the prepared held-out set, or build it in memory without building the training set."""
-    if (Path(directory) / META_FILE).is_file():
-        return open_prepared(cfg, objective, tokenizer, directory).heldout
+    """Open the prepared held-out set, or build it in memory without building the training set.
+
+    It is also built in memory if another set was prepared: a run can be evaluated on data that it was not prepared for.
+    """
+    directory = Path(directory)
+    if (directory / META_FILE).is_file():
+        stored = _read_meta(directory).get("settings", {})
+        if not _differing(stored, _settings(cfg, objective, tokenizer)):
+            return open_prepared(cfg, objective, tokenizer, directory).heldout
     return build_set(cfg, objective, "heldout")
 
 
@@ -116,12 +122,17 @@ def _read_meta(directory: Path) -> dict[str, Any]:
         raise UserError(f"{path}: not valid JSON ({error}): prepare the data again") from None
 
 
-def _check_settings(stored: dict[str, Any], current: dict[str, Any], directory: Path) -> None:
-    differing = [
+def _differing(stored: dict[str, Any], current: dict[str, Any]) -> list[str]:
+    """A line for every setting that is not the stored one."""
+    return [
         f"  {name}: prepared with {json.dumps(stored.get(name))}, now {json.dumps(value)}"
         for name, value in current.items()
         if stored.get(name) != value
     ]
+
+
+def _check_settings(stored: dict[str, Any], current: dict[str, Any], directory: Path) -> None:
+    differing = _differing(stored, current)
     if differing:
         raise UserError(
             f"'{directory}' was prepared with other settings: prepare the data again, or restore these settings\n"

@@ -295,6 +295,14 @@ def test_load_heldout_from_memory_and_from_disk(pairs, tmp_path):
     assert_same([first.rows([0, 2])], [load_heldout(*data_arguments(pairs), tmp_path).rows([0, 2])])
 
 
+def test_another_heldout_set_than_the_prepared_one_is_built_in_memory(pairs, tmp_path):
+    prepare(*data_arguments(pairs), tmp_path)
+    other = pairs.replace(data=pairs.data.replace(heldout=MemorySource(pairs=(("source", "target"),))))
+    assert load_heldout(*data_arguments(other), tmp_path).num_bytes == len("target")
+    with pytest.raises(UserError, match=r"prepared with other settings(.|\n)*data\.heldout"):
+        load_sets(*data_arguments(other), tmp_path)
+
+
 def test_batch_size_and_seed_may_change_after_preparing(cfg, make_config, tmp_path):
     prepare(*data_arguments(cfg), tmp_path)
     open_prepared(*data_arguments(make_config(seed=9, **dict(cfg.data) | {"batch_size": 2, "prefetch": 3})), tmp_path)

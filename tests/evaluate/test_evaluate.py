@@ -1,6 +1,7 @@
 """Evaluation: the same numbers on any number of devices, metrics when they are due, and the best checkpoint."""
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -32,6 +33,7 @@ from jaxformer.decode.api import generate
 from jaxformer.errors import UserError
 from jaxformer.evaluate.decoding import check_lengths, decode_pairs
 from jaxformer.evaluate.loop import METRICS, Evaluation
+from jaxformer.evaluate.perplexity import exp
 from jaxformer.evaluate.report import evaluate, format_metrics
 from jaxformer.models.vaswani import vaswani
 from jaxformer.run import load
@@ -192,3 +194,9 @@ def test_values_without_a_label_are_shown_by_name():
         "held-out perplexity 2.72   novelty 3"
     )
     assert jax.device_count() == 8
+
+
+def test_the_perplexity_of_an_undefined_loss_is_undefined():
+    assert math.isnan(exp(math.nan))
+    assert exp(1000.0) == math.inf
+    assert exp(0.0) == 1.0

@@ -249,7 +249,7 @@ def test_malformed_files_of_words(tmp_path, read, text, message):
         ("analogies", "cat dog pig\n", "line 1: expected four words"),
         ("analogies", "cat dog pig moon\n", "analogies=.* has 0 of 1 lines with words of the vocabulary"),
         ("similarities", "cat dog 1\nsun dog 2\n", "similarities=.* has 1 of 2 lines .* at least 2 needed"),
-        ("vectors", "2 8\na 1\n", "line 2: expected one of 2 words"),
+        ("vectors", "2 8\na 1\n", r"train\.word_vectors=.* line 2: expected one of 2 words"),
     ],
 )
 def test_invalid_files_are_found_before_training(tmp_path, metric, text, message):
