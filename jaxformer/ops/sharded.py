@@ -6,7 +6,7 @@ turns the reduce-scatter into an all-reduce of the whole matrix.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -17,10 +17,11 @@ from jax.sharding import AbstractMesh, Mesh
 
 from jaxformer.ops.axes import Axes, weight_dims
 from jaxformer.ops.weights import Dense, DenseTable
-from jaxformer.sharding import RULES, torus_factors
+from jaxformer.sharding import RULES, on_shards, torus_factors
 from jaxformer.typing import Array, Float, Int, Params, PyTree
 
 AXIS = "fsdp"
+TABLE_AXES = ("vocab", "embed")
 
 
 @dataclass(frozen=True)
@@ -71,18 +72,31 @@ def _axis_groups(factors: tuple[int, ...]) -> list[list[list[int]] | None]:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
-def gather(shard: Float[Array, "*shard_dims"], dim: int, dtype: jnp.dtype, fsdp: Fsdp) -> Float[Array, "*dims"]:
-    """The whole matrix in `dtype`, from shards along `dim`; the gradient is summed in `dtype` and scattered."""
-    return jnp.moveaxis(all_gather(jnp.moveaxis(shard.astype(dtype), dim, 0), fsdp), 0, dim)
+def gather(shard: Float[Array, "*shard_dims"], axes: Axes, dtype: jnp.dtype, fsdp: Fsdp) -> Float[Array, "*dims"]:
+    """The array with these logical axes in `dtype`; its gradient is summed over devices in `dtype` and scattered."""
+    return _along_shards(partial(all_gather, fsdp=fsdp), shard.astype(dtype), axes)
 
 
-def _gather_forward(shard, dim, dtype, fsdp):
-    return gather(shard, dim, dtype, fsdp), jnp.zeros((0,), shard.dtype)
+def _gather_forward(shard, axes, dtype, fsdp):
+    return gather(shard, axes, dtype, fsdp), jnp.zeros((0,), shard.dtype)
 
 
-def _gather_backward(dim, dtype, fsdp, like, d_whole):
-    d_shard = reduce_scatter(jnp.moveaxis(d_whole, dim, 0), fsdp)
-    return (jnp.moveaxis(d_shard, 0, dim).astype(like.dtype),)
+def _gather_backward(axes, dtype, fsdp, like, d_whole):
+    return (_along_shards(partial(reduce_scatter, fsdp=fsdp), d_whole, axes).astype(like.dtype),)
+
+
+def _along_shards(collective: Callable[[Array], Array], array: Array, axes: Axes) -> Array:
+    """Apply a collective to the dimension that `fsdp` shards.
+
+    Over the mesh axes that are left to XLA, each device does so with its own part: XLA would gather the array over them
+    before a collective that it did not write.
+    """
+    (dim,) = _sharded_dims(axes)
+
+    def on_part(part: Array) -> Array:
+        return jnp.moveaxis(collective(jnp.moveaxis(part, dim, 0)), 0, dim)
+
+    return on_shards(on_part, in_axes=(axes,), out_axes=axes)(array)
 
 
 gather.defvjp(_gather_forward, _gather_backward)
@@ -95,18 +109,22 @@ class ShardedKernel:
     """A plain matrix with inputs before outputs, sharded along one dimension."""
 
     shard: Float[Array, "*lead_and_in_and_out"]
-    dim: int = field(metadata={"static": True})
-    """The sharded dimension, counted from the end, so that it holds for stacked matrices too."""
+    stacked_axes: Axes = field(metadata={"static": True})
+    """Logical axes, with those of all stacked dimensions, which `shard` may be a slice of."""
     fsdp: Fsdp = field(metadata={"static": True})
+
+    @property
+    def axes(self) -> Axes:
+        return self.stacked_axes[len(self.stacked_axes) - self.shard.ndim :]
 
     def matmul(self, x: Array, num_in: int, dtype: jnp.dtype, platform: str) -> Array:
         def product(x: Array, shard: Array) -> Array:
-            return Dense(gather(shard, self.dim, x.dtype, self.fsdp)).matmul(x, num_in, dtype, platform)
+            return Dense(gather(shard, self.axes, x.dtype, self.fsdp)).matmul(x, num_in, dtype, platform)
 
         return (jax.checkpoint(product) if self.fsdp.regather else product)(x, self.shard)
 
     def to_array(self, num_in: int, dtype: jnp.dtype, num_lead: int = 0) -> Array:
-        return gather(self.shard, self.dim, dtype, self.fsdp)
+        return gather(self.shard, self.axes, dtype, self.fsdp)
 
 
 @jax.tree_util.register_dataclass
@@ -118,10 +136,10 @@ class ShardedTable:
     fsdp: Fsdp = field(metadata={"static": True})
 
     def matmul(self, x: Array, num_in: int, dtype: jnp.dtype, platform: str) -> Array:
-        return DenseTable(gather(self.shard_VD, 1, x.dtype, self.fsdp)).matmul(x, num_in, dtype, platform)
+        return DenseTable(gather(self.shard_VD, TABLE_AXES, x.dtype, self.fsdp)).matmul(x, num_in, dtype, platform)
 
     def to_array(self, num_in: int, dtype: jnp.dtype, num_lead: int = 0) -> Array:
-        return gather(self.shard_VD, 1, dtype, self.fsdp).T
+        return gather(self.shard_VD, TABLE_AXES, dtype, self.fsdp).T
 
     def take(self, ids: Array, dtype: jnp.dtype) -> Array:
         """Every device looks up its channels for the tokens of all devices; the table is never gathered."""
@@ -178,10 +196,8 @@ def _shard(leaf: Array, axes: Axes, fsdp: Fsdp) -> Array | Sharded:
     if not dims:
         return leaf
     if weight_dims(axes) is None:
-        return gather(leaf, dims[0], leaf.dtype, fsdp)
-    if axes[0] == "vocab":
-        return ShardedTable(leaf, fsdp)
-    return ShardedKernel(leaf, dims[0] - leaf.ndim, fsdp)
+        return gather(leaf, axes, leaf.dtype, fsdp)
+    return ShardedTable(leaf, fsdp) if axes == TABLE_AXES else ShardedKernel(leaf, axes, fsdp)
 
 
 def _sharded_dims(axes: Sequence[str | None]) -> list[int]:
@@ -193,7 +209,7 @@ def gather_weights(params: Params) -> Params:
 
     def whole(leaf: Array | Sharded) -> Array:
         if isinstance(leaf, ShardedTable):
-            return gather(leaf.shard_VD, 1, leaf.shard_VD.dtype, leaf.fsdp)
-        return gather(leaf.shard, leaf.dim, leaf.shard.dtype, leaf.fsdp) if isinstance(leaf, ShardedKernel) else leaf
+            return gather(leaf.shard_VD, TABLE_AXES, leaf.shard_VD.dtype, leaf.fsdp)
+        return gather(leaf.shard, leaf.axes, leaf.shard.dtype, leaf.fsdp) if isinstance(leaf, ShardedKernel) else leaf
 
     return jax.tree.map(whole, params, is_leaf=lambda leaf: isinstance(leaf, Sharded))
