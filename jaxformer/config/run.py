@@ -1,5 +1,6 @@
 """The config of a whole run, and the checks that involve more than one of its parts."""
 
+import contextlib
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
@@ -9,6 +10,7 @@ from jaxformer.config.data import ByteTokenizer, DataConfig
 from jaxformer.config.metrics import Metric, MetricConfig, Values, default_metrics
 from jaxformer.config.migrate import metrics_from_exact_match
 from jaxformer.config.model import ModelConfig
+from jaxformer.config.objectives import OBJECTIVE_CONFIGS
 from jaxformer.config.optim import InverseSqrt, OptimConfig, WarmupStableDecay
 from jaxformer.errors import UserError
 from jaxformer.typing import BatchLayout
@@ -229,8 +231,20 @@ class RunConfig(Config):
         if self.data is None:
             raise UserError(
                 "data is none, as in imported models: set data.train, such as "
-                'data.train=\'{"kind":"text","paths":["my.txt"]}\', and data.heldout to evaluate'
+                'data.train=\'{"kind":"text","paths":["my.txt"]}\', and data.heldout to evaluate; the values of '
+                f"data.objective.kind for this model are {', '.join(_objectives(self.model))}"
             )
+
+
+def _objectives(model: ModelConfig) -> list[str]:
+    """Names of the objectives that train this model with the heads that it has."""
+    kinds = []
+    for objective in OBJECTIVE_CONFIGS:
+        # model_construct, because some objectives require lengths, which do not matter here.
+        with contextlib.suppress(ValueError):
+            objective.model_construct().check_model(model)
+            kinds.append(objective.model_fields["kind"].default)
+    return kinds
 
 
 def _check_lengths(cfg: RunConfig) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from jaxformer.config import AttentionConfig, BlockConfig, MemorySource, MlpConfig, RunConfig, apply_overrides
 from jaxformer.errors import UserError
+from jaxformer.models.bert import bert
 
 DECODER, ENCODER = "model.decoder.pattern.0", "model.encoder.pattern.0"
 BIDIRECTIONAL = '{"attention": {"num_heads": 2, "head_dim": 4}, "mlp": {"kind": "mlp", "dim": 8}}'
@@ -270,3 +271,13 @@ def _check_error(config: RunConfig, overrides: list[str], words: list[str]) -> N
         apply_overrides(config, overrides)
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "objectives"),
+    [({}, "masked"), ({"num_classes": 2}, "classify"), ({"num_tags": 2, "masked_lm": True}, "masked, tag")],
+)
+def test_an_encoder_without_data_names_its_objectives(options, objectives):
+    model = bert(num_layers=1, embed_dim=8, num_heads=2, mlp_dim=8, vocab_size=32, **options)
+    with pytest.raises(UserError, match=rf"data\.objective\.kind for this model are {objectives}$"):
+        RunConfig(model=model).check_data()
