@@ -86,9 +86,9 @@ class TrainConfig(Config):
     """What the backward pass recomputes. none: nothing; full: whole blocks; dots: all but matmuls and attention."""
     unroll: PositiveInt | Literal["all"] = 1
     """Layer patterns per iteration of the scan over layers, or `all`: no scan; parameters do not depend on it."""
-    attention: Literal["auto", "reference", "blocked", "scanned", "splash"] = "auto"
+    attention: Literal["auto", "reference", "blocked", "scanned", "splash", "cudnn"] = "auto"
     """Attention kernel. reference: all logits at once; blocked, scanned: one block of queries at a time, unrolled or in
-    a loop; splash: the fused TPU kernel; auto: the best one for the device."""
+    a loop; splash, cudnn: the fused kernels of TPUs and NVIDIA GPUs; auto: the best one for the device."""
     peak_flops: PositiveFloat | None = None
     """Peak FLOP/s of one device, to report MFU. None: looked up by device type; no MFU if the type is unknown."""
 
@@ -229,10 +229,12 @@ class RunConfig(Config):
     def check_data(self) -> None:
         """Raise if the config has no data."""
         if self.data is None:
+            # Without a model, it is read from train.start later.
+            kinds = "" if self.model is None else ", ".join(_objectives(self.model))
             raise UserError(
                 "data is none, as in imported models: set data.train, such as "
-                'data.train=\'{"kind":"text","paths":["my.txt"]}\', and data.heldout to evaluate; the values of '
-                f"data.objective.kind for this model are {', '.join(_objectives(self.model))}"
+                'data.train=\'{"kind":"text","paths":["my.txt"]}\', and data.heldout to evaluate'
+                + (f"; the values of data.objective.kind for this model are {kinds}" if kinds else "")
             )
 
 

@@ -2,7 +2,15 @@
 
 import pytest
 
-from jaxformer.config import AttentionConfig, BlockConfig, MemorySource, MlpConfig, RunConfig, apply_overrides
+from jaxformer.config import (
+    AttentionConfig,
+    BlockConfig,
+    MemorySource,
+    MlpConfig,
+    RunConfig,
+    TrainConfig,
+    apply_overrides,
+)
 from jaxformer.errors import UserError
 from jaxformer.models.bert import bert
 
@@ -281,3 +289,8 @@ def test_an_encoder_without_data_names_its_objectives(options, objectives):
     model = bert(num_layers=1, embed_dim=8, num_heads=2, mlp_dim=8, vocab_size=32, **options)
     with pytest.raises(UserError, match=rf"data\.objective\.kind for this model are {objectives}$"):
         RunConfig(model=model).check_data()
+
+
+def test_a_config_without_data_and_model_raises():
+    with pytest.raises(UserError, match="data is none.* to evaluate$"):
+        RunConfig(train=TrainConfig(start="runs/earlier")).check_data()
