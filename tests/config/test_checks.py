@@ -292,5 +292,5 @@ def test_an_encoder_without_data_names_its_objectives(options, objectives):
 
 
 def test_a_config_without_data_and_model_raises():
-    with pytest.raises(UserError, match="data is none.* to evaluate$"):
+    with pytest.raises(UserError, match=r"data is none.* to evaluate$"):
         RunConfig(train=TrainConfig(start="runs/earlier")).check_data()
