@@ -44,9 +44,10 @@ class ObjectiveConfig(Config):
     def check_model(self, model: ModelConfig) -> None:
         """Raise if the objective cannot train the model."""
         if model.shape not in self.shapes:
+            suitable = ", ".join(kind for kind, config in _kinds().items() if model.shape in config.shapes)
             raise ValueError(
                 f"data.objective.kind={self.kind} needs a model that is {' or '.join(self.shapes)}, but model is "
-                f"{model.shape}: change the objective or the stacks"
+                f"{model.shape}: change the stacks, or the objective to one that trains such models: {suitable}"
             )
         if model.prefix and not self.has_prefix:
             raise ValueError(
@@ -306,3 +307,7 @@ Objective = Annotated[
     Causal | Prefix | Masked | Seq2Seq | Span | Ul2 | Infill | Classify | Tag | Word2Vec,
     Field(discriminator="kind"),
 ]
+
+
+def _kinds() -> dict[str, type[ObjectiveConfig]]:
+    return {config.model_fields["kind"].default: config for config in OBJECTIVE_CONFIGS}

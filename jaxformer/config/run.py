@@ -130,7 +130,7 @@ class CheckpointConfig(Config):
     """When checkpoints are saved and which are kept."""
 
     every: PositiveInt = 500
-    """Steps between checkpoints; the last step is always saved."""
+    """Steps between checkpoints; the last step is always saved, and the best one so far with `train.early_stopping`."""
     keep_last: PositiveInt = 2
     """Number of latest checkpoints to keep."""
     keep_best: NonNegativeInt = 1

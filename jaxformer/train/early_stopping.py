@@ -23,15 +23,16 @@ class EarlyStopping:
         self._best_step: int = history.get("best_step", 0)
         self._num_worse: int = history.get("num_worse", 0)
 
-    def add(self, step: int, values: Mapping[str, float | str]) -> None:
-        """Compare the values of an evaluation with the best so far; NaN is never an improvement."""
+    def add(self, step: int, values: Mapping[str, float | str]) -> bool:
+        """Whether the values of an evaluation are better than the best so far; NaN is never an improvement."""
         if self._config is None or self._name not in values:
-            return
+            return False
         value, delta = float(values[self._name]), self._config.min_delta
         if value == value and (self._best is None or self._sign * (value - self._best) > delta):
             self._best, self._best_step, self._num_worse = value, step, 0
-        else:
-            self._num_worse += 1
+            return True
+        self._num_worse += 1
+        return False
 
     @property
     def stops(self) -> bool:

@@ -99,7 +99,7 @@ def train(config: RunConfig, console: Console | None = None) -> Run:
                         with timer.phase("evaluation"):
                             run = _make_run(program, state, tokenizer, step)
                             values = evaluation.measure(run, due)
-                            patience.add(step, values)
+                            saves |= patience.add(step, values)  # the best state so far must not be lost
                             if patience.stops:  # the end of the run, so that all metrics are due
                                 values |= evaluation.measure(run, [m for m in evaluation.metrics if m not in due])
                         recorder.attach(values)

@@ -100,7 +100,7 @@ DECODER_ONLY = {
     ),
     "objective of another shape": (
         ['data.objective={"kind": "seq2seq", "input_length": 8}'],
-        ["data.objective.kind=seq2seq", "encoder-decoder", "decoder-only", "change the objective or the stacks"],
+        ["data.objective.kind=seq2seq", "encoder-decoder", "decoder-only", "one that trains such models: causal"],
     ),
     "classes from the first token of a causal decoder": (
         ["data.objective.kind=classify", "model.pooler.num_classes=2"],
@@ -159,7 +159,7 @@ ENCODER_DECODER = {
     ),
     "objective of another shape": (
         ["data.objective.kind=causal"],
-        ["data.objective.kind=causal", "decoder-only", "encoder-decoder", "change the objective or the stacks"],
+        ["data.objective.kind=causal", "decoder-only", "encoder-decoder", "one that trains such models: seq2seq, span, ul2, infill, classify"],
     ),
     "a source tokenizer without a source vocabulary": (
         ["data.source_tokenizer.kind=bytes"],

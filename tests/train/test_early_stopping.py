@@ -5,6 +5,7 @@ import json
 import pytest
 from rich.console import Console
 
+from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import (
     ByteTokenizer,
     CheckpointConfig,
@@ -19,6 +20,7 @@ from jaxformer.config import (
     TrainConfig,
 )
 from jaxformer.models.bert import bert
+from jaxformer.rundir import RunDir
 from jaxformer.train.early_stopping import EarlyStopping
 from jaxformer.train.loop import train
 
@@ -58,6 +60,13 @@ def test_a_run_that_does_not_learn_stops(tmp_path, best):
 def test_a_run_that_learns_does_not_stop(tmp_path):
     run = train(make_config(tmp_path, steps=12, learning_rate=1e-3), Console(quiet=True))
     assert run.step == 12
+
+
+def test_the_best_state_is_saved_between_checkpoints(tmp_path):
+    config = make_config(tmp_path)
+    train(config.replace(checkpoint=config.checkpoint.replace(every=1000)), Console(quiet=True))
+    with Checkpoints(RunDir(tmp_path)) as checkpoints:
+        assert checkpoints.steps == [2, 6], "the best step and the last one"
 
 
 def test_an_interrupted_run_stops_at_the_same_step_and_stays_complete(tmp_path, capsys):
