@@ -1,4 +1,4 @@
-"""Every registered attention kernel against torch, forward and backward, and the choice of a kernel."""
+"""Every attention kernel that runs on a CPU against torch, forward and backward, and the choice of a kernel."""
 
 import itertools
 
@@ -56,6 +56,9 @@ def i32(*values):
     return np.array(values, np.int32)
 
 
+# The fused kernels of TPUs and GPUs are in test_fused_attention.py.
+ON_CPU = sorted(set(KERNELS) - {"cudnn", "splash"})
+
 # name: (query heads, key-value heads, T, S, mask)
 CASES = {
     "everything": (4, 4, 5, 5, Mask()),
@@ -104,8 +107,7 @@ RARE = {
     "more keys than queries in a window both ways",
 }
 CELLS = [
-    pytest.param(*cell, marks=pytest.mark.slow if cell[1] in RARE else ())
-    for cell in itertools.product(sorted(KERNELS), CASES)
+    pytest.param(*cell, marks=pytest.mark.slow if cell[1] in RARE else ()) for cell in itertools.product(ON_CPU, CASES)
 ]
 
 
@@ -155,7 +157,7 @@ BIAS_CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("impl", "case"), list(itertools.product(sorted(KERNELS), BIAS_CASES)))
+@pytest.mark.parametrize(("impl", "case"), list(itertools.product(ON_CPU, BIAS_CASES)))
 def test_soft_caps_and_biases_match_torch(visible, impl, case):
     """Includes the gradient of the bias table; the bias is added after the soft cap, and masked keys stay masked."""
     K, T, S, mask, name, softcap = BIAS_CASES[case]
@@ -182,7 +184,7 @@ def test_soft_caps_and_biases_match_torch(visible, impl, case):
     assert len(jax.tree.leaves(gradients)) == len(expected_gradients) == (4 if "buckets" in name else 3)
 
 
-@pytest.mark.parametrize("impl", sorted(KERNELS))
+@pytest.mark.parametrize("impl", ON_CPU)
 def test_bias_gradient_under_dropout(impl):
     """The gradient of the bias table against finite differences with the same dropout mask."""
     q, k, v, cotangent = _normal(4, (1, 70, 4, 8))
@@ -198,7 +200,7 @@ def test_bias_gradient_under_dropout(impl):
     assert float((gradient * direction).sum()) == pytest.approx(float(slope), rel=5e-3)
 
 
-@pytest.mark.parametrize("impl", sorted(KERNELS))
+@pytest.mark.parametrize("impl", ON_CPU)
 def test_a_query_without_visible_keys_gives_finite_values(impl):
     """Padding must not turn the gradient of the whole batch into NaN."""
     q, k, v = _normal(3, (1, 4, 2, 8))
@@ -209,7 +211,7 @@ def test_a_query_without_visible_keys_gives_finite_values(impl):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((out, gradients)))
 
 
-@pytest.mark.parametrize("impl", sorted(KERNELS))
+@pytest.mark.parametrize("impl", ON_CPU)
 def test_large_logits_do_not_overflow(impl):
     q, k, v = _normal(3, (1, 6, 2, 8))
     out = attend(100 * q, 100 * k, v, Mask(causal=True), scale=1.0, impl=impl)
@@ -217,7 +219,7 @@ def test_large_logits_do_not_overflow(impl):
     np.testing.assert_allclose(out[0, 5, 0], v[0, best, 0], atol=1e-4)
 
 
-@pytest.mark.parametrize("impl", sorted(KERNELS))
+@pytest.mark.parametrize("impl", ON_CPU)
 def test_bfloat16_keeps_its_dtype_and_stays_close(impl):
     q, k, v = _normal(3, (2, 9, 2, 8))
     half = (x.astype(jnp.bfloat16) for x in (q, k, v))
@@ -258,7 +260,8 @@ def test_a_kernel_that_auto_would_skip_can_be_requested_by_name():
 def test_an_unknown_kernel_raises():
     q, k, v = _normal(3, (1, 5, 2, 8))
     with pytest.raises(
-        UserError, match=r"attention='fastest': unknown kernel; use one of: auto, blocked, reference, scanned"
+        UserError,
+        match=r"attention='fastest': unknown kernel; use one of: auto, blocked, cudnn, reference, scanned, splash",
     ):
         attend(q, k, v, Mask(), scale=SCALE, impl="fastest")
 
@@ -280,7 +283,7 @@ def test_an_unsupported_kernel_raises_by_name_and_is_skipped_by_auto(monkeypatch
         attention.attend(inputs, impl="picky", platform="cpu")
 
 
-@pytest.mark.parametrize("impl", ["auto", *sorted(KERNELS)])
+@pytest.mark.parametrize("impl", ["auto", *ON_CPU])
 def test_query_heads_must_be_a_multiple_of_kv_heads(impl):
     q, kv = np.zeros((1, 5, 6, 8), np.float32), np.zeros((1, 5, 4, 8), np.float32)
     with pytest.raises(UserError, match="6 query heads are not a multiple of 4 key-value heads"):
@@ -288,7 +291,7 @@ def test_query_heads_must_be_a_multiple_of_kv_heads(impl):
 
 
 # ---------------------------------------------------------------- dropout
-@pytest.mark.parametrize("impl", sorted(KERNELS))
+@pytest.mark.parametrize("impl", ON_CPU)
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 def test_dropout_drops_at_its_rate_and_scales_the_rest(impl, rate):
     """With the identity as values, the output is the matrix of probabilities."""
@@ -313,7 +316,7 @@ def test_dropout_drops_at_its_rate_and_scales_the_rest(impl, rate):
     assert (dropped != probabilities(jax.random.key(1))).any()
 
 
-@pytest.mark.parametrize("impl", sorted(KERNELS))
+@pytest.mark.parametrize("impl", ON_CPU)
 def test_gradients_under_dropout_match_the_definition(impl):
     """The dropout mask is recovered by using the identity as values, and then passed to the definition."""
     q, k, v, cotangent = _normal(4, (1, 70, 2, 70))

@@ -1,12 +1,17 @@
-"""The TPU kernel in Pallas' interpreter against the reference, forward and backward."""
+"""The fused kernels of TPUs and GPUs against the reference, forward and backward.
+
+Splash attention runs in Pallas' interpreter. Of cuDNN's kernel, only the arguments are tested: the XLA implementation
+of `jax.nn.dot_product_attention` takes the same ones.
+"""
 
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.ops.attention import AttentionInputs, AttentionParams, choose_kernel, reference, splash
+from jaxformer.ops.attention import AttentionInputs, AttentionParams, choose_kernel, cudnn, reference, splash
 from jaxformer.ops.biases import SlopeBias
 from jaxformer.ops.masks import Mask
 
@@ -20,7 +25,7 @@ CASES = {
     "soft cap in a window": (2, 1, 16, 256, 256, Mask(causal=True, window=70), 0.8),
     "window both ways, packed": (2, 2, 16, 256, 256, Mask(window=33, q_segments=SEGMENTS, kv_segments=SEGMENTS), None),
     "packed source": (2, 2, 16, 256, 130, Mask(q_segments=SEGMENTS, kv_segments=SOURCE), None),
-    "odd lengths": (2, 1, 8, 200, 200, Mask(causal=True), None),
+    "part of a block": (2, 1, 8, 200, 200, Mask(causal=True), None),
     "more keys than queries": (2, 1, 8, 130, 300, Mask(), None),
 }
 
@@ -32,8 +37,16 @@ def make_inputs(N: int, K: int, H: int, T: int, S: int, mask: Mask, softcap: flo
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_outputs_and_gradients_match_the_reference(case):
-    inputs = make_inputs(*CASES[case])
+def test_splash_attention_matches_the_reference(case):
+    check(make_inputs(*CASES[case]), lambda inputs: splash.attend(inputs, interpret=True))
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "soft cap" not in case])
+def test_the_arguments_of_cudnn_match_the_reference(case):
+    check(make_inputs(*CASES[case]), lambda inputs: cudnn.attend(inputs, implementation="xla"))
+
+
+def check(inputs: AttentionInputs, attend) -> None:
     cotangent = np.random.default_rng(1).normal(size=inputs.q_BTNH.shape).astype(np.float32)
     if inputs.mask.q_segments is not None:  # a query without visible keys has no defined output
         seen = (inputs.mask.q_segments[:, :, None] == inputs.mask.kv_segments[:, None]).any(-1)
@@ -46,12 +59,12 @@ def test_outputs_and_gradients_match_the_reference(case):
         out, pullback = jax.vjp(of_arrays, inputs.q_BTNH, inputs.k_BKSH, inputs.v_BKSH)
         return (out * (cotangent != 0), *pullback(cotangent))
 
-    actual = jax.jit(lambda: run(lambda inputs: splash.attend(inputs, interpret=True)))()
+    actual = jax.jit(lambda: run(attend))()
     for name, ours, theirs in zip(("out", "q", "k", "v"), actual, run(reference.attend), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5, rtol=1e-5, err_msg=name)
 
 
-def test_it_is_chosen_on_a_tpu_for_what_it_supports():
+def test_splash_is_chosen_on_a_tpu_for_what_it_supports():
     inputs = make_inputs(2, 1, 16, 256, 256, Mask(causal=True, window=70), softcap=0.8)
     assert choose_kernel(inputs, "tpu").kernel == "splash"
     biased = choose_kernel(replace(inputs, bias=SlopeBias(2)), "tpu")
@@ -59,3 +72,19 @@ def test_it_is_chosen_on_a_tpu_for_what_it_supports():
     cached = replace(inputs, mask=Mask(causal=True, kv_lengths=np.ones(2, np.int32)))
     assert choose_kernel(cached, "tpu").skipped["splash"] == "it does not read a KV cache"
     assert choose_kernel(inputs, "cpu").skipped["splash"] == "it is a TPU kernel, and the platform is cpu"
+
+
+def test_cudnn_is_chosen_on_a_gpu_for_what_it_supports():
+    inputs = make_inputs(2, 1, 16, 256, 256, Mask(causal=True, window=70))
+    half = replace(
+        inputs, **{name: getattr(inputs, name).astype(jnp.bfloat16) for name in ("q_BTNH", "k_BKSH", "v_BKSH")}
+    )
+    assert choose_kernel(half, "gpu").kernel == "cudnn"
+    reasons = {
+        "it computes in bfloat16 or float16, and the inputs are float32": inputs,
+        "it has no soft cap": replace(half, params=AttentionParams(0.31, 0.8)),
+        "it adds no bias such as SlopeBias to the logits": replace(half, bias=SlopeBias(2)),
+    }
+    for reason, unsupported in reasons.items():
+        choice = choose_kernel(unsupported, "gpu")
+        assert (choice.kernel, choice.skipped["cudnn"]) == ("scanned", reason)

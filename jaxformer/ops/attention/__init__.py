@@ -13,7 +13,7 @@ import jax
 from jaxtyping import Array, Float
 
 from jaxformer.errors import UserError
-from jaxformer.ops.attention import blocked, reference, scanned, splash
+from jaxformer.ops.attention import blocked, cudnn, reference, scanned, splash
 from jaxformer.ops.attention.inputs import AttentionInputs as AttentionInputs, AttentionParams as AttentionParams
 
 Reason = Callable[[AttentionInputs, str], str | None]
@@ -30,6 +30,7 @@ class Kernel(NamedTuple):
 KERNELS: dict[str, Kernel] = {
     # In order of preference: `auto` takes the first kernel that states no reason against itself.
     "splash": Kernel(splash.attend, splash.unsupported, splash.not_worthwhile),
+    "cudnn": Kernel(cudnn.attend, cudnn.unsupported, cudnn.not_worthwhile),
     "scanned": Kernel(scanned.attend, scanned.unsupported, scanned.not_worthwhile),
     "blocked": Kernel(blocked.attend, blocked.unsupported, blocked.not_worthwhile),
     "reference": Kernel(reference.attend, reference.unsupported, reference.not_worthwhile),
