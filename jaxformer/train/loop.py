@@ -19,6 +19,7 @@ from jaxformer.data import Tokenizer, complete_labels, load_sets, make_loader
 from jaxformer.evaluate.loop import Evaluation
 from jaxformer.evaluate.report import format_metrics
 from jaxformer.objectives import make_objective
+from jaxformer.ops.attention import record_choices
 from jaxformer.run import Run
 from jaxformer.rundir import RunDir
 from jaxformer.sharding import global_batch
@@ -30,6 +31,7 @@ from jaxformer.train.report import (
     describe_complete_run,
     describe_data,
     describe_early_stop,
+    describe_kernels,
     describe_model,
     explain_divergence,
     print_report,
@@ -77,7 +79,7 @@ def train(config: RunConfig, console: Console | None = None) -> Run:
         # -------------------------------------------------------- loop
         steps, values = config.train.steps, {}
         bar = Bar(console, start, steps)
-        with MetricWriter(run_dir, start) as writer, bar, jax.set_mesh(program.mesh):
+        with MetricWriter(run_dir, start) as writer, bar, jax.set_mesh(program.mesh), record_choices() as kernels:
             flops = {"step_flops": step_flops(config), "peak_flops": peak_flops(config, devices)}
             recorder = Recorder(writer, bar, log_every=config.train.log_every, **flops)
             batches = loader.iterate(start, steps)
@@ -88,6 +90,9 @@ def train(config: RunConfig, console: Console | None = None) -> Run:
                         batch = global_batch(next(batches), program.mesh)
                         input_wait = time.perf_counter() - wait_start
                         state, metrics = program.step(state, batch)
+                        if step == start + 1:
+                            for line in describe_kernels(kernels):
+                                console.print(line, soft_wrap=True, markup=False)
                         recorder.add(step, metrics, input_wait)
                         due, stops = evaluation.due(step), hosts.any_process(stopping.is_set())
                         saves = step == steps or stops or step % config.checkpoint.every == 0

@@ -11,6 +11,7 @@ from rich.console import Console
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.data import Sets
 from jaxformer.evaluate.report import generate_samples
+from jaxformer.ops.attention import Choices
 from jaxformer.run import Run
 from jaxformer.rundir import RunDir
 from jaxformer.train.program import TrainProgram
@@ -35,6 +36,15 @@ def describe_model(program: TrainProgram, state: TrainState, start: int) -> str:
         f"{devices.flat[0].device_kind} device{'s' * (devices.size > 1)}; "
         + (f"continuing from step {start}" if start else begins)
     )
+
+
+def describe_kernels(choices: Choices) -> list[str]:
+    """One line for each kind of attention of a program: its kernel, and why preferred ones were skipped."""
+    lines = []
+    for inputs, choice in choices.items():
+        reasons = "".join(f"; not {name}: {reason}" for name, reason in choice.skipped.items())
+        lines.append(f"attention: {choice.kernel} for {inputs}{reasons}")
+    return lines
 
 
 def describe_early_stop(step: int, reason: str) -> str:

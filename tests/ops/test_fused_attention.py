@@ -11,7 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.ops.attention import AttentionInputs, AttentionParams, choose_kernel, cudnn, reference, splash
+from jaxformer.errors import UserError
+from jaxformer.ops.attention import (
+    AttentionInputs,
+    AttentionParams,
+    attend,
+    choose_kernel,
+    cudnn,
+    record_choices,
+    reference,
+    splash,
+)
 from jaxformer.ops.biases import SlopeBias
 from jaxformer.ops.masks import Mask
 
@@ -46,20 +56,20 @@ def test_the_arguments_of_cudnn_match_the_reference(case):
     check(make_inputs(*CASES[case]), lambda inputs: cudnn.attend(inputs, implementation="xla"))
 
 
-def check(inputs: AttentionInputs, attend) -> None:
+def check(inputs: AttentionInputs, kernel) -> None:
     cotangent = np.random.default_rng(1).normal(size=inputs.q_BTNH.shape).astype(np.float32)
     if inputs.mask.q_segments is not None:  # a query without visible keys has no defined output
         seen = (inputs.mask.q_segments[:, :, None] == inputs.mask.kv_segments[:, None]).any(-1)
         cotangent = cotangent * seen[:, :, None, None]
 
-    def run(attend):
+    def run(kernel):
         def of_arrays(q, k, v):
-            return attend(replace(inputs, q_BTNH=q, k_BKSH=k, v_BKSH=v))
+            return kernel(replace(inputs, q_BTNH=q, k_BKSH=k, v_BKSH=v))
 
         out, pullback = jax.vjp(of_arrays, inputs.q_BTNH, inputs.k_BKSH, inputs.v_BKSH)
         return (out * (cotangent != 0), *pullback(cotangent))
 
-    actual = jax.jit(lambda: run(attend))()
+    actual = jax.jit(lambda: run(kernel))()
     for name, ours, theirs in zip(("out", "q", "k", "v"), actual, run(reference.attend), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5, rtol=1e-5, err_msg=name)
 
@@ -71,7 +81,11 @@ def test_splash_is_chosen_on_a_tpu_for_what_it_supports():
     assert (biased.kernel, biased.skipped["splash"]) == ("scanned", "it adds no bias such as SlopeBias to the logits")
     cached = replace(inputs, mask=Mask(causal=True, kv_lengths=np.ones(2, np.int32)))
     assert choose_kernel(cached, "tpu").skipped["splash"] == "it does not read a KV cache"
-    assert choose_kernel(inputs, "cpu").skipped["splash"] == "it is a TPU kernel, and the platform is cpu"
+    assert "splash" not in choose_kernel(inputs, "cpu").skipped
+    with pytest.raises(
+        UserError, match="attention='splash' does not support these inputs on cpu: it is a kernel for tpu"
+    ):
+        attend(inputs, impl="splash", platform="cpu")
 
 
 def test_cudnn_is_chosen_on_a_gpu_for_what_it_supports():
@@ -88,3 +102,11 @@ def test_cudnn_is_chosen_on_a_gpu_for_what_it_supports():
     for reason, unsupported in reasons.items():
         choice = choose_kernel(unsupported, "gpu")
         assert (choice.kernel, choice.skipped["cudnn"]) == ("scanned", reason)
+
+
+def test_choices_are_recorded_while_a_program_is_traced():
+    inputs = make_inputs(2, 1, 16, 256, 256, Mask(causal=True, window=70), softcap=0.8)
+    with record_choices() as choices:
+        jax.eval_shape(lambda: attend(inputs, platform="cpu"))
+    assert list(choices) == ["causal, window 70, soft cap 0.8, 256 queries, 256 keys"]
+    assert [choice.kernel for choice in choices.values()] == ["blocked"]

@@ -19,8 +19,6 @@ MAX_HEAD_DIM = 128  # 256 on Hopper and later, which JAX only allows if such a G
 
 
 def unsupported(inputs: AttentionInputs, platform: str) -> str | None:
-    if platform != "gpu":
-        return f"it is a GPU kernel, and the platform is {platform}"
     dtype, head_dim = inputs.q_BTNH.dtype, inputs.q_BTNH.shape[-1]
     if dtype not in (jnp.bfloat16, jnp.float16):
         return f"it computes in bfloat16 or float16, and the inputs are {dtype}"

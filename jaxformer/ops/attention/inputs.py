@@ -47,6 +47,19 @@ class AttentionInputs:
     def num_kv_heads(self) -> int:
         return self.k_BKSH.shape[1]
 
+    @property
+    def description(self) -> str:
+        """For example `causal, window 4096, 8192 queries, 8192 keys`."""
+        mask = self.mask
+        parts = ["causal" if mask.causal else "both ways"]
+        if mask.window is not None:
+            parts.append(f"window {mask.window}")
+        if self.bias is not None:
+            parts.append(type(self.bias).__name__)
+        if self.params.softcap is not None:
+            parts.append(f"soft cap {self.params.softcap:g}")
+        return ", ".join([*parts, f"{self.num_queries} queries", f"{self.num_keys} keys"])
+
 
 def unsupported_shape(inputs: AttentionInputs) -> str | None:
     """Why no kernel supports these shapes; None if they are valid."""

@@ -23,8 +23,6 @@ PADDING = -1  # segment of the keys that pad a row to a multiple of `LANES`; no 
 
 
 def unsupported(inputs: AttentionInputs, platform: str) -> str | None:
-    if platform != "tpu":
-        return f"it is a TPU kernel, and the platform is {platform}"
     return unsupported_shape(inputs) or unsupported_features(inputs)
 
 
