@@ -16,7 +16,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Top to bottom. A module may import from lines below its own, and from its own package.
 ORDER = [
     {"cli"},
-    {"average", "bench", "new", "show", "zoo"},
+    {"average", "bench", "new", "preflight", "show", "zoo"},
     {"exchange"},
     {"train"},
     {"evaluate"},
@@ -32,7 +32,7 @@ ORDER = [
     {"sharding"},
     {"rundir"},
     {"hosts"},
-    {"config"},
+    {"chips", "config"},
     {"typing"},
     {"errors"},
     {"startup"},

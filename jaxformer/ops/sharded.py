@@ -58,9 +58,11 @@ def all_gather(shard: Float[Array, "d *dims"], fsdp: Fsdp) -> Float[Array, "D *d
 
 def reduce_scatter(array: Float[Array, "D *dims"], fsdp: Fsdp) -> Float[Array, "d *dims"]:
     """This device's shard of the leading dimension of the sum over devices."""
+    # Shards are a dimension of their own: the TPU compiler may store the rows of a matrix last, and all-reduces it then.
+    parts = array.reshape(*fsdp.factors, -1, *array.shape[1:])
     for groups in _axis_groups(fsdp.factors):
-        array = jax.lax.psum_scatter(array, AXIS, axis_index_groups=groups, tiled=True)
-    return array
+        parts = jax.lax.psum_scatter(parts, AXIS, axis_index_groups=groups, tiled=False)
+    return parts
 
 
 def _axis_groups(factors: tuple[int, ...]) -> list[list[list[int]] | None]:

@@ -159,7 +159,12 @@ ENCODER_DECODER = {
     ),
     "objective of another shape": (
         ["data.objective.kind=causal"],
-        ["data.objective.kind=causal", "decoder-only", "encoder-decoder", "one that trains such models: seq2seq, span, ul2, infill, classify"],
+        [
+            "data.objective.kind=causal",
+            "decoder-only",
+            "encoder-decoder",
+            "one that trains such models: seq2seq, span, ul2, infill, classify",
+        ],
     ),
     "a source tokenizer without a source vocabulary": (
         ["data.source_tokenizer.kind=bytes"],

@@ -1,0 +1,118 @@
+"""Accelerator slices by their usual names, and descriptions of their devices for ahead-of-time compilation.
+
+`v5e-256` has 256 chips. Names of v4, v5p and TPU7x count cores as Google does, so that `v5p-128` has 64 chips.
+`h100-64` has 64 GPUs in hosts of 8.
+"""
+
+import difflib
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from typing import Any
+
+from jaxformer.chips import CHIPS, Chip
+from jaxformer.errors import UserError
+from jaxformer.preflight.gpus import TARGETS
+
+GPUS_PER_HOST = 8
+# Largest slices: a whole pod of the TPU type, and a cluster size for GPUs that users ask about.
+MAX_CHIPS = {"v4": 4096, "v5e": 256, "v5p": 8960, "v6e": 256, "tpu7x": 9216}
+MAX_GPUS = 16_384
+
+
+@dataclass(frozen=True)
+class Topology:
+    name: str
+    chip: Chip
+    num_chips: int
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """TPUs: the torus; GPUs: hosts and GPUs of each."""
+        if self.chip.platform == "gpu":
+            per_host = min(self.num_chips, GPUS_PER_HOST)
+            return (self.num_chips // per_host, per_host)
+        return _torus(self.num_chips, self.chip.torus_dims)
+
+    @property
+    def num_devices(self) -> int:
+        return self.num_chips * self.chip.cores
+
+    def devices(self) -> Sequence[Any]:
+        """Devices that programs can be compiled for, although they are not attached."""
+        from jax.experimental import topologies
+
+        shape = "x".join(map(str, self.shape))
+        if self.chip.platform == "gpu":
+            name, platform = self.chip.name, "cuda"
+            options = {"target_config": TARGETS[name], "topology": f"1x{shape}"}
+        else:
+            name, platform = f"{self.chip.name}:{shape}", "tpu"
+            # A v4 chip without this option is two devices.
+            options = {"chip_config_name": "megacore"} if self.chip.name == "v4" else {}
+        return topologies.get_topology_desc(platform=platform, topology_name=name, **options).devices
+
+    def check_compiler(self) -> None:
+        """Raise if the compiler for the chip is not installed."""
+        module, extra = {"tpu": ("libtpu", "tpu"), "gpu": ("jax_cuda13_plugin", "cuda")}[self.chip.platform]
+        if find_spec(module) is None:
+            raise UserError(
+                f"the compiler for {self.name} is not installed: pip install 'jaxformer[{extra}]', also on a machine "
+                f"without {self.chip.platform.upper()}s"
+            )
+
+
+def parse_topology(name: str) -> Topology:
+    """The topology of a name such as `v5e-256`; raises with the nearest names if there is none."""
+    match = re.fullmatch(r"([a-z0-9]+)-(\d+)", name.strip().lower())
+    if match is None or match[1] not in CHIPS:
+        raise UserError(f"topology {name!r} is unknown: {_suggest(name)}")
+    chip, count = CHIPS[match[1]], int(match[2])
+    num_chips, rest = divmod(count, chip.counted_cores)
+    if rest or num_chips not in _slice_sizes(chip):
+        raise UserError(f"topology {name!r}: there is no slice of {count} {chip.name}: {_suggest(name)}")
+    return Topology(f"{chip.name}-{count}", chip, num_chips)
+
+
+def topology_names(chip: Chip) -> list[str]:
+    """The names of all slices of a chip, smallest first."""
+    return [f"{chip.name}-{size * chip.counted_cores}" for size in _slice_sizes(chip)]
+
+
+def _suggest(name: str) -> str:
+    names = [each for chip in CHIPS.values() for each in topology_names(chip)]
+    nearest = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.4)
+    hint = f"did you mean {' or '.join(nearest)}? " if nearest else ""
+    return f"{hint}`--topology list` prints all"
+
+
+# ---------------------------------------------------------------- shapes
+def _slice_sizes(chip: Chip) -> list[int]:
+    limit = MAX_CHIPS.get(chip.name, MAX_GPUS)
+    powers = [2**i for i in range(limit.bit_length()) if 2**i <= limit]
+    if chip.platform == "gpu":
+        return powers
+    # TPU slices of 2 chips do not exist, and those of a 3D torus have at least the 4 chips of a host.
+    return [n for n in powers if n >= 4 or (n == 1 and chip.torus_dims == 2)]
+
+
+def _torus(num_chips: int, dims: int) -> tuple[int, ...]:
+    """The torus with sides as equal as possible, shortest side first; that of one host is flat: 2x2x1."""
+    if num_chips == 4:
+        return (2, 2, 1)[:dims]
+    return min(_factorisations(num_chips, dims), key=lambda sides: sides[-1] - sides[0])
+
+
+def _factorisations(number: int, dims: int, least: int = 1) -> Iterator[tuple[int, ...]]:
+    """All ways to write a power of two as a product of ascending powers of two."""
+    if dims == 1:
+        if number >= least:
+            yield (number,)
+        return
+    for exponent in range(int(math.log2(number)) + 1):
+        if 2**exponent >= least:
+            for rest in _factorisations(number // 2**exponent, dims - 1, 2**exponent):
+                yield (2**exponent, *rest)
