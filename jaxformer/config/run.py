@@ -3,7 +3,15 @@
 import contextlib
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from jaxformer.config.base import Config
 from jaxformer.config.data import ByteTokenizer, DataConfig
@@ -13,6 +21,7 @@ from jaxformer.config.model import ModelConfig
 from jaxformer.config.objectives import OBJECTIVE_CONFIGS
 from jaxformer.config.optim import InverseSqrt, OptimConfig, WarmupStableDecay
 from jaxformer.errors import UserError
+from jaxformer.topology import parse_topology
 from jaxformer.typing import BatchLayout
 
 AxisSize = Annotated[int, Field(ge=-1)]
@@ -111,6 +120,11 @@ class MeshConfig(Config):
     topology: str | None = None
     """Hardware that the run is made for, such as `v5e-256` or `h100-64`: preflight compiles for it, and training on
     other hardware is refused. None: any."""
+
+    @field_validator("topology")
+    @classmethod
+    def _known_topology(cls, name: str | None) -> str | None:
+        return None if name is None else parse_topology(name).name
 
     @model_validator(mode="after")
     def _sizes(self) -> "MeshConfig":

@@ -12,14 +12,16 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from jaxformer.config import RunConfig, dump_config
 from jaxformer.config.files import parse_config
 from jaxformer.errors import UserError
+from jaxformer.preflight.gpus import TARGETS
 from jaxformer.preflight.hlo import Collective, Program
-from jaxformer.preflight.topology import Topology, parse_topology
+from jaxformer.topology import Topology, parse_topology
 
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
@@ -65,7 +67,7 @@ class Job:
 
 def compile_step(config: RunConfig, topology: Topology) -> Compiled:
     """Compile the train step; raises `UserError` if the config does not suit the topology."""
-    topology.check_compiler()
+    check_compiler(topology)
     with tempfile.TemporaryDirectory() as directory:
         result = Path(directory) / "result.json"
         process = subprocess.run(
@@ -82,6 +84,17 @@ def compile_step(config: RunConfig, topology: Topology) -> Compiled:
         raise UserError(answer["error"])
     answer["collectives"] = tuple(Collective(**each) for each in answer["collectives"])
     return Compiled(**answer)
+
+
+def check_compiler(topology: Topology) -> None:
+    """Raise if the compiler for the chips is not installed."""
+    platform = topology.chip.platform
+    module, extra = {"tpu": ("libtpu", "tpu"), "gpu": ("jax_cuda13_plugin", "cuda")}[platform]
+    if find_spec(module) is None:
+        raise UserError(
+            f"the compiler for {topology.name} is not installed: pip install 'jaxformer[{extra}]', also on a machine "
+            f"without {platform.upper()}s"
+        )
 
 
 def _explain_failure(process: subprocess.CompletedProcess, topology: Topology) -> str:
@@ -106,7 +119,7 @@ def _compile(job: Job) -> Compiled:
     from jaxformer.ops.attention import record_choices
     from jaxformer.train.program import train_program
 
-    program = train_program(job.config, job.topology.devices())
+    program = train_program(job.config, devices_of(job.topology))
     started = time.perf_counter()
     with record_choices() as choices:
         lowered = program.lower()
@@ -129,6 +142,19 @@ def _compile(job: Job) -> Compiled:
         compile_seconds=time.perf_counter() - started,
         **facts,
     )
+
+
+def devices_of(topology: Topology) -> Sequence[Any]:
+    """Devices that programs can be compiled for, although they are not attached."""
+    from jax.experimental import topologies
+
+    name, shape = topology.chip.name, "x".join(map(str, topology.shape))
+    if topology.chip.platform == "gpu":
+        options = {"target_config": TARGETS[name], "topology": f"1x{shape}"}
+        return topologies.get_topology_desc(platform="cuda", topology_name=name, **options).devices
+    # A v4 chip without this option is two devices.
+    options = {"chip_config_name": "megacore"} if name == "v4" else {}
+    return topologies.get_topology_desc(platform="tpu", topology_name=f"{name}:{shape}", **options).devices
 
 
 def _memory(stats: Any) -> dict[str, int]:

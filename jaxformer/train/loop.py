@@ -23,6 +23,7 @@ from jaxformer.ops.attention import record_choices
 from jaxformer.run import Run
 from jaxformer.rundir import RunDir
 from jaxformer.sharding import global_batch
+from jaxformer.topology import parse_topology
 from jaxformer.train.early_stopping import EarlyStopping
 from jaxformer.train.metrics import MetricWriter, peak_flops, step_flops
 from jaxformer.train.program import TrainProgram, train_program
@@ -52,6 +53,8 @@ def train(config: RunConfig, console: Console | None = None) -> Run:
 
     # ------------------------------------------------------------ program: mesh, model, shardings, jitted step
     devices = jax.devices()
+    if config.mesh.topology is not None:
+        parse_topology(config.mesh.topology).check_devices(devices[0].device_kind, len(devices))
     program = train_program(config, devices)
 
     # ------------------------------------------------------------ data

@@ -8,23 +8,10 @@ import jax
 from etils import epath
 
 from jaxformer import hosts
+from jaxformer.chips import chip_of
 from jaxformer.config import AttentionConfig, MlpConfig, ModelConfig, MoeConfig, RecurrentConfig, RunConfig, StackConfig
 from jaxformer.ops.recurrence import NUM_GATES
 from jaxformer.rundir import RunDir, json_values, write_file
-
-# Dense bfloat16 peak of one device in FLOP/s, from the vendors' data sheets.
-PEAK_FLOPS = {
-    "TPU v4": 275e12,
-    "TPU v5 lite": 197e12,
-    "TPU v5e": 197e12,
-    "TPU v5": 459e12,
-    "TPU v5p": 459e12,
-    "TPU v6 lite": 918e12,
-    "TPU v6e": 918e12,
-    "NVIDIA A100-SXM4-40GB": 312e12,
-    "NVIDIA A100-SXM4-80GB": 312e12,
-    "NVIDIA H100 80GB HBM3": 989e12,
-}
 
 
 class MetricWriter:
@@ -76,8 +63,9 @@ def _drop_after(path: epath.Path, step: int) -> None:
 
 
 def peak_flops(config: RunConfig, devices: Sequence[jax.Device]) -> float | None:
-    """Peak FLOP/s of all devices together, from `train.peak_flops` or `PEAK_FLOPS`; None if unknown."""
-    peak = config.train.peak_flops or PEAK_FLOPS.get(devices[0].device_kind)
+    """Peak FLOP/s of all devices together, from `train.peak_flops` or the table of chips; None if unknown."""
+    chip = chip_of(devices[0].device_kind)
+    peak = config.train.peak_flops or (chip and chip.bf16 / chip.cores)
     return None if peak is None else peak * len(devices)
 
 

@@ -6,6 +6,7 @@ from jaxformer.config import (
     AttentionConfig,
     BlockConfig,
     MemorySource,
+    MeshConfig,
     MlpConfig,
     RunConfig,
     TrainConfig,
@@ -299,3 +300,9 @@ def test_an_encoder_without_data_names_its_objectives(options, objectives):
 def test_a_config_without_data_and_model_raises():
     with pytest.raises(UserError, match=r"data is none.* to evaluate$"):
         RunConfig(train=TrainConfig(start="runs/earlier")).check_data()
+
+
+def test_unknown_topologies_are_errors_with_the_nearest_ones():
+    assert MeshConfig(topology="V5E-256").topology == "v5e-256"
+    with pytest.raises(ValueError, match="there is no slice of 255 v5e: did you mean v5e-256"):
+        MeshConfig(topology="v5e-255")

@@ -20,7 +20,7 @@ from jaxformer.layers import num_params
 from jaxformer.models.llama import llama
 from jaxformer.models.t5 import t5
 from jaxformer.preflight.compile import Compiled, compile_step
-from jaxformer.preflight.topology import parse_topology
+from jaxformer.topology import parse_topology
 
 DECODER = llama(
     num_layers=2, embed_dim=256, num_heads=4, num_kv_heads=4, head_dim=128, mlp_dim=512, vocab_size=1024, tied=False

@@ -1,4 +1,4 @@
-"""Accelerator slices by their usual names, and descriptions of their devices for ahead-of-time compilation.
+"""Accelerator slices by their usual names.
 
 `v5e-256` has 256 chips. Names of v4, v5p and TPU7x count cores as Google does, so that `v5p-128` has 64 chips.
 `h100-64` has 64 GPUs in hosts of 8.
@@ -7,15 +7,12 @@
 import difflib
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.util import find_spec
-from typing import Any
 
-from jaxformer.chips import CHIPS, Chip
+from jaxformer.chips import CHIPS, Chip, chip_of
 from jaxformer.errors import UserError
-from jaxformer.preflight.gpus import TARGETS
 
 GPUS_PER_HOST = 8
 # Largest slices: a whole pod of the TPU type, and a cluster size for GPUs that users ask about.
@@ -41,27 +38,13 @@ class Topology:
     def num_devices(self) -> int:
         return self.num_chips * self.chip.cores
 
-    def devices(self) -> Sequence[Any]:
-        """Devices that programs can be compiled for, although they are not attached."""
-        from jax.experimental import topologies
-
-        shape = "x".join(map(str, self.shape))
-        if self.chip.platform == "gpu":
-            name, platform = self.chip.name, "cuda"
-            options = {"target_config": TARGETS[name], "topology": f"1x{shape}"}
-        else:
-            name, platform = f"{self.chip.name}:{shape}", "tpu"
-            # A v4 chip without this option is two devices.
-            options = {"chip_config_name": "megacore"} if self.chip.name == "v4" else {}
-        return topologies.get_topology_desc(platform=platform, topology_name=name, **options).devices
-
-    def check_compiler(self) -> None:
-        """Raise if the compiler for the chip is not installed."""
-        module, extra = {"tpu": ("libtpu", "tpu"), "gpu": ("jax_cuda13_plugin", "cuda")}[self.chip.platform]
-        if find_spec(module) is None:
+    def check_devices(self, kind: str, num_devices: int) -> None:
+        """Raise unless these are the devices of the slice."""
+        chip = chip_of(kind)
+        if chip is not self.chip or num_devices != self.num_devices:
             raise UserError(
-                f"the compiler for {self.name} is not installed: pip install 'jaxformer[{extra}]', also on a machine "
-                f"without {self.chip.platform.upper()}s"
+                f"mesh.topology={self.name} has {self.num_devices} {self.chip.kinds[0]} devices, but there are "
+                f"{num_devices} {kind} devices: start the run there, or set mesh.topology=none"
             )
 
 

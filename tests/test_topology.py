@@ -5,7 +5,7 @@ import pytest
 from jaxformer.chips import CHIPS, chip_of
 from jaxformer.errors import UserError
 from jaxformer.preflight.gpus import TARGETS
-from jaxformer.preflight.topology import parse_topology, topology_names
+from jaxformer.topology import parse_topology, topology_names
 
 
 @pytest.mark.parametrize(
@@ -60,3 +60,14 @@ def test_chips_of_devices():
     kinds = [kind for chip in CHIPS.values() for kind in chip.kinds]
     assert len(set(kinds)) == len(kinds)
     assert set(TARGETS) == {chip.name for chip in CHIPS.values() if chip.platform == "gpu"}
+
+
+def test_other_devices_than_those_of_a_topology_are_an_error():
+    topology = parse_topology("v5e-16")
+    topology.check_devices("TPU v5 lite", 16)
+    with pytest.raises(
+        UserError, match=r"mesh.topology=v5e-16 has 16 TPU v5 lite devices, but there are 8 cpu devices"
+    ):
+        topology.check_devices("cpu", 8)
+    with pytest.raises(UserError, match="there are 8 TPU v5 lite devices: start the run there"):
+        topology.check_devices("TPU v5 lite", 8)
