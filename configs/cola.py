@@ -21,6 +21,7 @@ from jaxformer.config import (
     Linear,
     Masked,
     ModelConfig,
+    Muon,
     OptimConfig,
     RunConfig,
     SentencePieceTokenizer,
@@ -29,25 +30,29 @@ from jaxformer.config import (
     TrainConfig,
     TsvSource,
 )
-from jaxformer.models.bert import bert
+from jaxformer.models.modernbert import modernbert
 
 ROOT = os.environ.get("JAXFORMER_DATA", "data")
 PRETRAINED = "runs/cola_pretraining"
 SEEDS = (0, 1, 2)
 
 
-def model() -> ModelConfig:
-    """A small BERT with both heads: the masked-LM head is trained first, then the classifier."""
-    return bert(
+def model(dropout: float = 0.0) -> ModelConfig:
+    """A small ModernBERT with both heads: the masked-LM head is trained first, then the classifier."""
+    return modernbert(
         num_layers=4,
         embed_dim=256,
         num_heads=4,
-        mlp_dim=1024,
+        mlp_dim=512,
         vocab_size=8000,
         context_length=128,
+        local=[False] * 4,
         masked_lm=True,
         num_classes=2,
         labels=("0", "1"),
+        pooling="mean",
+        dropout=dropout,
+        classifier_dropout=dropout,
     )
 
 
@@ -64,12 +69,12 @@ def config() -> RunConfig:
             train=text("train"),
             heldout=text("valid"),
             tokenizer=SentencePieceTokenizer(train_bytes=12_000_000),
-            objective=Masked(),
+            objective=Masked(rate=0.3),
             length=128,
-            batch_size=32,
+            batch_size=16,
         ),
-        optim=OptimConfig(learning_rate=1e-3, schedule=Linear(warmup_steps=500), weight_decay=0.01),
-        train=TrainConfig(steps=4500),
+        optim=OptimConfig(algorithm=Muon(), learning_rate=0.02, schedule=Linear(warmup_steps=100), weight_decay=0.1),
+        train=TrainConfig(steps=4000),
         checkpoint=CheckpointConfig(every=1000),
         evaluate=EvaluateConfig(every=500),
     )
@@ -84,7 +89,7 @@ def classifier(seed: int, pretrained: bool) -> RunConfig:
     return RunConfig(
         workdir=f"runs/cola_{'pretrained' if pretrained else 'scratch'}_{seed}",
         seed=seed,
-        model=model(),
+        model=model(dropout=0.1),
         data=DataConfig(
             train=sentences("train"),
             heldout=sentences("dev"),
@@ -94,9 +99,9 @@ def classifier(seed: int, pretrained: bool) -> RunConfig:
             batch_size=32,
             too_long="truncate",
         ),
-        optim=OptimConfig(learning_rate=1e-4, schedule=Linear(warmup_steps=200), weight_decay=0.01),
+        optim=OptimConfig(learning_rate=3e-4, schedule=Linear(warmup_steps=100), weight_decay=0.01, ema_decay=0.99),
         train=TrainConfig(steps=1600, start=StartConfig(path=PRETRAINED) if pretrained else None),
-        checkpoint=CheckpointConfig(every=400, keep_best=0),
+        checkpoint=CheckpointConfig(every=800, keep_best=0),
         evaluate=EvaluateConfig(every=200, metrics=(Classification(),)),
     )
 
