@@ -100,8 +100,8 @@ def classifier(seed: int, pretrained: bool) -> RunConfig:
             too_long="truncate",
         ),
         optim=OptimConfig(learning_rate=3e-4, schedule=Linear(warmup_steps=100), weight_decay=0.01, ema_decay=0.99),
-        train=TrainConfig(steps=1600, start=StartConfig(path=PRETRAINED) if pretrained else None),
-        checkpoint=CheckpointConfig(every=800, keep_best=0),
+        train=TrainConfig(steps=1000, start=StartConfig(path=PRETRAINED) if pretrained else None),
+        checkpoint=CheckpointConfig(every=500, keep_best=0),
         evaluate=EvaluateConfig(every=200, metrics=(Classification(),)),
     )
 

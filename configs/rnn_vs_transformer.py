@@ -76,7 +76,7 @@ def run_config(name: Name) -> RunConfig:
             too_long="truncate",
         ),
         optim=OptimConfig(algorithm=AdamW(b2=0.999), learning_rate=1e-3, schedule=Constant(), weight_decay=0.01),
-        train=TrainConfig(steps=8 * EPOCH, early_stopping=EarlyStoppingConfig(patience=1)),
+        train=TrainConfig(steps=8 * EPOCH, loss_chunks=15, early_stopping=EarlyStoppingConfig(patience=1)),
         checkpoint=CheckpointConfig(every=EPOCH),
         evaluate=EvaluateConfig(every=EPOCH),
     )

@@ -65,7 +65,7 @@ def config() -> RunConfig:
             batch_size=32,
         ),
         optim=optimizer(),
-        train=TrainConfig(steps=2500),
+        train=TrainConfig(steps=1500),
         checkpoint=CheckpointConfig(every=500),
         evaluate=EvaluateConfig(every=500),
     )
@@ -88,7 +88,7 @@ def translator(pretrained: bool) -> RunConfig:
             batch_size=32,
         ),
         optim=optimizer(),
-        train=TrainConfig(steps=1500, label_smoothing=0.1, start=StartConfig(path=PRETRAINED) if pretrained else None),
+        train=TrainConfig(steps=1000, label_smoothing=0.1, start=StartConfig(path=PRETRAINED) if pretrained else None),
         checkpoint=CheckpointConfig(every=500),
         evaluate=EvaluateConfig(every=250, metrics=(Perplexity(), Bleu(every="end", num_examples=1014, num_beams=4))),
     )

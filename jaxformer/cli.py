@@ -7,6 +7,9 @@ from collections.abc import Sequence
 
 from jaxformer.startup import prepare_jax
 
+DOES_NOT_FIT = 3
+"""Exit code of a preflight whose config does not fit."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parse_args(argv)
@@ -14,7 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from jaxformer.errors import UserError
 
     try:
-        args.run(args)
+        return args.run(args) or 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -82,6 +85,16 @@ def _make_parser() -> argparse.ArgumentParser:
 
     sub = command("show", _show, "print the resolved config, the parameters, their shardings and the memory per device")
     sub.add_argument("path", metavar="CONFIG|RUN", help="a Python config, a run directory or a Hugging Face directory")
+    _add_overrides(sub)
+
+    sub = command("preflight", _preflight, "compile for TPUs or GPUs that are not attached: memory, collectives, speed")
+    sub.add_argument("config", metavar="CONFIG", nargs="?", help="a Python file that defines config()")
+    sub.add_argument(
+        "--topology",
+        metavar="NAME",
+        help="for example v5e-256 or h100-64; `list` prints all; default: mesh.topology of the config",
+    )
+    sub.add_argument("--json", metavar="FILE", help="write the report as JSON; - is standard output")
     _add_overrides(sub)
 
     sub = command("tokenizer", _tokenizer, "train a SentencePiece tokenizer on text files")
@@ -298,6 +311,28 @@ def _show(args: argparse.Namespace) -> None:
     from jaxformer.show import show
 
     show(args.path, args.overrides, Console())
+
+
+def _preflight(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from jaxformer.errors import UserError
+    from jaxformer.preflight import page
+    from jaxformer.preflight.report import preflight, write_json
+    from jaxformer.train.start import load_config
+
+    if args.topology == "list":
+        page.show_topologies(Console())
+        return 0
+    if args.config is None:
+        raise UserError("preflight needs a CONFIG, or `--topology list`")
+    with page.progress() as announce:
+        report = preflight(load_config(args.config, args.overrides), args.topology, announce)
+    if args.json is not None:
+        write_json(report, args.json)
+    if args.json != "-":
+        page.show(report, Console())
+    return 0 if report.fits else DOES_NOT_FIT
 
 
 def _prepare(args: argparse.Namespace) -> None:

@@ -18,6 +18,8 @@ GPUS_PER_HOST = 8
 # Largest slices: a whole pod of the TPU type, and a cluster size for GPUs that users ask about.
 MAX_CHIPS = {"v4": 4096, "v5e": 256, "v5p": 8960, "v6e": 256, "tpu7x": 9216}
 MAX_GPUS = 16_384
+# The TPU runtime keeps a 64th (it reports 15.75 of 16 GiB); CUDA, its libraries and NCCL's buffers need a few GB.
+USABLE = {"tpu": 63 / 64, "gpu": 0.92}
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,11 @@ class Topology:
     @property
     def num_devices(self) -> int:
         return self.num_chips * self.chip.cores
+
+    @property
+    def usable_bytes(self) -> int:
+        """Bytes of memory that programs can use on one device."""
+        return int(self.chip.memory * USABLE[self.chip.platform] / self.chip.cores)
 
     def check_devices(self, kind: str, num_devices: int) -> None:
         """Raise unless these are the devices of the slice."""
@@ -63,6 +70,12 @@ def parse_topology(name: str) -> Topology:
 def topology_names(chip: Chip) -> list[str]:
     """The names of all slices of a chip, smallest first."""
     return [f"{chip.name}-{size * chip.counted_cores}" for size in _slice_sizes(chip)]
+
+
+def larger_topologies(topology: Topology) -> list[Topology]:
+    """The larger slices of the same chip, smallest first."""
+    found = [parse_topology(name) for name in topology_names(topology.chip)]
+    return [each for each in found if each.num_chips > topology.num_chips]
 
 
 def _suggest(name: str) -> str:

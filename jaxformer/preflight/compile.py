@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +22,7 @@ from jaxformer.config.files import parse_config
 from jaxformer.errors import UserError
 from jaxformer.preflight.gpus import TARGETS
 from jaxformer.preflight.hlo import Collective, Program
+from jaxformer.preflight.traffic import hbm_bytes
 from jaxformer.topology import Topology, parse_topology
 
 ENVIRONMENT = {
@@ -42,13 +44,28 @@ class Compiled:
     peak_bytes: int
     argument_bytes: int
     """The train state and the batch."""
+    memory: dict[str, int]
+    """`peak_bytes` by what it holds (see `memory_by_kind`)."""
+    flops: float
+    """FLOPs that are executed, including recomputation."""
+    hbm_traffic: int
+    """Bytes read from and written to HBM; 0 if the compiler gives no program text."""
+    undersharded: dict[str, int]
+    """Parameters of which every chip holds more than its share, and their bytes on each chip."""
     mesh: dict[str, int]
     collectives: tuple[Collective, ...]
     attention: dict[str, str]
     """The kernel of each kind of attention, and why preferred ones were skipped."""
     compile_seconds: float
     ran_out_of_memory: bool = False
-    """Whether the compiler gave up because of memory; then only `peak_bytes` is known."""
+    """Whether the compiler gave up because of memory; then traffic and collectives are unknown."""
+
+    @property
+    def wire_bytes(self) -> int:
+        return sum(each.wire_bytes for each in self.collectives)
+
+    def fits(self, topology: Topology) -> bool:
+        return not self.ran_out_of_memory and self.peak_bytes <= topology.usable_bytes
 
 
 @dataclass(frozen=True)
@@ -117,29 +134,49 @@ def _compile(job: Job) -> Compiled:
     from jax.errors import JaxRuntimeError
 
     from jaxformer.ops.attention import record_choices
+    from jaxformer.preflight.flops import count_flops, visible_keys
+    from jaxformer.preflight.memory import memory_by_kind, undersharded
     from jaxformer.train.program import train_program
 
     program = train_program(job.config, devices_of(job.topology))
     started = time.perf_counter()
     with record_choices() as choices:
-        lowered = program.lower()
+        traced = program.trace()
+    lowered = traced.lower()
     attention = {
         inputs: choice.kernel + "".join(f"; not {name}: {reason}" for name, reason in choice.skipped.items())
         for inputs, choice in choices.items()
     }
-    facts = {"mesh": dict(program.mesh.shape), "attention": attention}
+    facts = {
+        "mesh": dict(program.mesh.shape),
+        "attention": attention,
+        "flops": count_flops(traced.jaxpr.jaxpr, visible_keys(job.config), program.mesh.size),
+        "undersharded": undersharded(program),
+    }
     try:
         compiled = lowered.compile()
     except JaxRuntimeError as error:
         used = _used_memory(str(error))
         if used is None:
             raise
-        seconds = time.perf_counter() - started
-        return Compiled(used, 0, collectives=(), compile_seconds=seconds, ran_out_of_memory=True, **facts)
+        return Compiled(
+            peak_bytes=used,
+            argument_bytes=0,
+            memory=memory_by_kind(program, traced, used),
+            hbm_traffic=0,
+            collectives=(),
+            compile_seconds=time.perf_counter() - started,
+            ran_out_of_memory=True,
+            **facts,
+        )
+    seconds = time.perf_counter() - started
+    memory, text = _memory(compiled.memory_analysis()), Program(compiled.as_text())
     return Compiled(
-        **_memory(compiled.memory_analysis()),
-        collectives=tuple(Program(compiled.as_text()).collectives(program.mesh.shape)),
-        compile_seconds=time.perf_counter() - started,
+        **memory,
+        memory=memory_by_kind(program, traced, memory["peak_bytes"]),
+        hbm_traffic=hbm_bytes(text),
+        collectives=tuple(text.collectives(program.mesh.shape)),
+        compile_seconds=seconds,
         **facts,
     )
 

@@ -48,6 +48,12 @@ class Instruction:
     opcode: str
     line: str
 
+    @cached_property
+    def operands(self) -> list[str]:
+        """Names of the operands."""
+        start = self.line.index(f" {self.opcode}(") + len(self.opcode) + 2
+        return re.findall(r"%([\w.\-]+)", self.line[start : _closing(self.line, start)])
+
     def reference(self, attribute: str) -> str | None:
         """The computation that an attribute such as `body=%name` refers to."""
         match = re.search(rf"\b{attribute}=%?([\w.\-]+)", self.line)
@@ -87,6 +93,19 @@ class Program:
         """Every collective instruction, with the name of its computation and the number of its executions."""
         return [found for found in self._walk(self.entry, 1) if _kind(found[0]) is not None]
 
+    @cached_property
+    def executions(self) -> Counter[str]:
+        """How often every computation is executed; those inside a fusion are not listed."""
+        counts: Counter[str] = Counter({self.entry: 1})
+        for instruction, _, repeats in self._walk(self.entry, 1):
+            if instruction.opcode == "while":
+                counts[instruction.reference("body")] += repeats * self._num_trips(instruction)
+            elif instruction.opcode == "call":
+                counts[instruction.reference("to_apply")] += repeats
+            elif instruction.opcode == "conditional":
+                counts[self._branch(instruction)] += repeats
+        return counts
+
     def _walk(self, name: str, repeats: int) -> Iterator[tuple[Instruction, str, int]]:
         for instruction in self.computations[name]:
             yield instruction, name, repeats
@@ -98,10 +117,12 @@ class Program:
                 if called in self.computations and not (instruction.opcode == "fusion" and self._continues(called)):
                     yield from self._walk(called, repeats)
             elif instruction.opcode == "conditional":
-                # Both branches are never executed; the true one, or the last, does the work.
-                branches = re.search(r"branch_computations=\{([^}]*)\}", instruction.line)
-                last = branches[1].split(",")[-1].strip(" %") if branches else instruction.reference("true_computation")
-                yield from self._walk(last, repeats)
+                yield from self._walk(self._branch(instruction), repeats)
+
+    def _branch(self, conditional: Instruction) -> str:
+        """The branch that does the work: the true one, or the last; never are both executed."""
+        branches = re.search(r"branch_computations=\{([^}]*)\}", conditional.line)
+        return branches[1].split(",")[-1].strip(" %") if branches else conditional.reference("true_computation")
 
     def _continues(self, name: str) -> bool:
         """Whether a fused computation only continues or ends a collective that another one starts.
@@ -142,6 +163,16 @@ def _array_bytes(instruction: Instruction, mesh: Mapping[str, int]) -> int:
 def _shape_bytes(dtype: str, dims: str) -> float:
     itemsize = 1 if dtype.startswith("f8") else BYTES.get(dtype, 0)
     return itemsize * math.prod(int(n) for n in dims.split(",") if n)
+
+
+def _closing(text: str, start: int) -> int:
+    """The index of the parenthesis that closes the one before `start`."""
+    depth = 1
+    for match in re.finditer(r"[()]", text[start:]):
+        depth += 1 if match[0] == "(" else -1
+        if depth == 0:
+            return start + match.start()
+    return len(text)
 
 
 def _split_tuple(text: str) -> list[str]:

@@ -92,7 +92,7 @@ def _stack_flops(model: ModelConfig, stack: StackConfig, length: int, source: in
     """Forward FLOPs of one row: two per multiply-add, and half of the attention matrix if causal."""
     total = 0.0
     for block in map(stack.block, range(stack.num_layers)):
-        keys_per_query = _mean_visible_keys(block.attention, length)
+        keys_per_query = mean_visible_keys(block.attention, length)
         total += length * _mlp_flops(model, block.mlp)
         total += _attention_flops(model, block.attention, length, length, keys_per_query)
         if block.cross_attention is not None:
@@ -100,7 +100,7 @@ def _stack_flops(model: ModelConfig, stack: StackConfig, length: int, source: in
     return total
 
 
-def _mean_visible_keys(attention: AttentionConfig, length: int) -> float:
+def mean_visible_keys(attention: AttentionConfig, length: int) -> float:
     """Keys that a query sees on average in a row of `length` tokens."""
     window = min(attention.window or length, length)
     if attention.causal:

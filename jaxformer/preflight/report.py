@@ -1,0 +1,128 @@
+"""`jaxformer preflight`: compiles a config for a topology and collects what is known about its step."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxformer.config import RunConfig
+from jaxformer.errors import UserError
+from jaxformer.preflight.compile import Compiled, compile_step
+from jaxformer.preflight.roofline import Roofline, model_flops_utilization, roofline
+from jaxformer.preflight.suggest import Suggestion, suggest
+from jaxformer.rundir import write_file
+from jaxformer.topology import Topology, parse_topology
+from jaxformer.train.metrics import step_flops
+
+Announce = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What preflight found; all numbers are those of one device and one step."""
+
+    config: RunConfig
+    topology: Topology
+    compiled: Compiled
+    suggestions: Sequence[Suggestion] = ()
+    """Changes that were compiled because the config does not fit; only the last one can fit."""
+
+    @property
+    def hbm_bytes(self) -> int:
+        """Bytes that a program can use on one device."""
+        return self.topology.usable_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.compiled.fits(self.topology)
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of targets, or of texts, per step and device."""
+        return self.config.data.batch_size * self.config.batch_layout.length / self.topology.num_devices
+
+    @property
+    def model_flops(self) -> float:
+        return step_flops(self.config) / self.topology.num_devices
+
+    @property
+    def roofline(self) -> Roofline:
+        compiled = self.compiled
+        return roofline(compiled.flops, compiled.hbm_traffic, compiled.collectives, self.topology)
+
+    @property
+    def mfu(self) -> float:
+        return model_flops_utilization(self.model_flops, self.roofline.step_seconds, self.topology)
+
+    def to_json(self) -> dict[str, Any]:
+        compiled, bound = self.compiled, self.roofline
+        collectives = [
+            {"kind": each.kind, "axis": each.axis, "count": each.count, "bytes": each.bytes}
+            for each in compiled.collectives
+        ]
+        return {
+            "topology": self.topology.name,
+            "mesh": compiled.mesh,
+            "fits": self.fits,
+            "peak_bytes": compiled.peak_bytes,
+            "hbm_bytes": self.hbm_bytes,
+            "memory": compiled.memory,
+            "flops": compiled.flops,
+            "model_flops": self.model_flops,
+            "hbm_traffic": compiled.hbm_traffic,
+            "collectives": collectives,
+            "wire_bytes": compiled.wire_bytes,
+            "step_seconds": bound.step_seconds,
+            "tokens_per_second": self.tokens / bound.step_seconds,
+            "mfu": self.mfu,
+            "bound_by": bound.bound_by,
+            "attention": compiled.attention,
+            "undersharded": compiled.undersharded,
+            "compile_seconds": compiled.compile_seconds,
+            "suggestions": [each.to_json() for each in self.suggestions],
+        }
+
+
+def preflight(config: RunConfig, topology: str | None, announce: Announce = print) -> Report:
+    """Compile the train step of a config for a topology, by default that of the config.
+
+    Args:
+      announce: called with what is compiled next.
+    """
+    if config.data is None:
+        raise UserError("data: preflight needs the length and the batch size of a training run, set data")
+    if topology is None and config.mesh.topology is None:
+        raise UserError(
+            "topology: none is given, pass --topology NAME or set mesh.topology; `--topology list` shows all"
+        )
+    target = parse_topology(topology or config.mesh.topology)
+    announce(f"compiling the train step for {target.name}")
+    try:
+        compiled = compile_step(config, target)
+    except UserError as error:
+        _suggest_division(config, target, error, announce)
+        raise
+    found = [] if compiled.fits(target) else suggest(config, target, compiled.peak_bytes, announce)
+    return Report(config, target, compiled, found)
+
+
+def _suggest_division(config: RunConfig, topology: Topology, error: UserError, announce: Announce) -> None:
+    """Raise with a mesh that divides the devices and the batch, if the config has none."""
+    if not str(error).startswith(("mesh", "data.batch_size")):
+        return
+    for found in suggest(config, topology, None, announce):
+        if found.fits:
+            raise UserError(f"{error}; compiled and fits: {' '.join(found.overrides)}") from error
+
+
+def write_json(report: Report, path: str) -> None:
+    """Write the report to a file, or to standard output if the path is `-`."""
+    text = json.dumps(report.to_json(), indent=2) + "\n"
+    if path == "-":
+        print(text, end="")
+        return
+    try:
+        write_file(Path(path), text.encode())
+    except OSError as error:
+        raise UserError(f"--json {path}: {error.strerror}") from error
