@@ -122,11 +122,15 @@ def _explain_failure(process: subprocess.CompletedProcess, topology: Topology) -
 
 # ---------------------------------------------------------------- in the process of the compiler
 def main(result: str) -> None:
+    from jax.errors import JaxRuntimeError
+
     job = Job.from_json(sys.stdin.read())
     try:
         answer = asdict(_compile(job))
     except UserError as error:
         answer = {"error": str(error)}
+    except JaxRuntimeError as error:
+        answer = {"error": f"the compiler for {job.topology.name} failed: {str(error).splitlines()[0]}"}
     Path(result).write_text(json.dumps(answer), encoding="utf-8")
 
 
@@ -156,7 +160,7 @@ def _compile(job: Job) -> Compiled:
     try:
         compiled = lowered.compile()
     except JaxRuntimeError as error:
-        used = _used_memory(str(error))
+        used = used_memory(str(error))
         if used is None:
             raise
         return Compiled(
@@ -202,10 +206,17 @@ def _memory(stats: Any) -> dict[str, int]:
     return {"peak_bytes": peak, "argument_bytes": stats.argument_size_in_bytes}
 
 
-def _used_memory(message: str) -> int | None:
-    """The bytes that a program needs, from the error of the TPU compiler: `Used 23.36G of 15.75G hbm`."""
-    match = re.search(r"Used ([\d.]+)([BKMGT]) of [\d.]+[BKMGT] hbm", message)
-    return None if match is None else int(float(match[1]) * _UNITS[match[2]])
+def used_memory(message: str) -> int | None:
+    """The bytes that a program needs, from an error of the TPU compiler; None if it is about something else.
+
+    It says `Used 23.36G of 15.75G hbm`, or `HLO temporaries (54.62G) exceeds available HBM (15.75G)`.
+    """
+    number = r"([\d.]+)([BKMGT])"
+    match = re.search(rf"Used {number} of \S+ hbm|required for \D*\({number}\) exceeds available HBM", message)
+    if match is None:
+        return None
+    size, unit = (group for group in match.groups() if group is not None)
+    return int(float(size) * _UNITS[unit])
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from jaxformer.config import ByteTokenizer, DataConfig, MemorySource, RunConfig,
 from jaxformer.errors import UserError
 from jaxformer.models.llama import llama
 from jaxformer.preflight import report as report_module, suggest as suggest_module
-from jaxformer.preflight.compile import Compiled
+from jaxformer.preflight.compile import Compiled, used_memory
 from jaxformer.preflight.hlo import Collective
 from jaxformer.preflight.memory import memory_by_kind
 from jaxformer.preflight.report import preflight
@@ -151,6 +151,18 @@ def test_the_slowest_resource_bounds_the_step():
     assert bound.memory_seconds == pytest.approx(0.001)
     assert bound.network_seconds == pytest.approx(0.01, rel=1e-3), "9e8 bytes in both directions of a 45 GB/s link"
     assert roofline(1.0, 8 * 10**8, (), topology).bound_by == "memory"
+
+
+@pytest.mark.parametrize(
+    ("message", "size"),
+    [
+        ("Ran out of memory in memory space hbm. Used 23.36G of 15.75G hbm. Exceeded hbm capacity by", 23.36),
+        ("the total memory required for HLO temporaries (54.62G) exceeds available HBM (15.75G).", 54.62),
+        ("Ran out of memory in memory space vmem", None),
+    ],
+)
+def test_the_memory_that_is_missing_is_read_from_the_error(message, size):
+    assert used_memory(message) == (size and int(size * 2**30))
 
 
 def test_a_config_without_data_is_an_error():
