@@ -99,9 +99,9 @@ def classifier(seed: int, pretrained: bool) -> RunConfig:
             batch_size=32,
             too_long="truncate",
         ),
-        optim=OptimConfig(learning_rate=3e-4, schedule=Linear(warmup_steps=100), weight_decay=0.01, ema_decay=0.99),
-        train=TrainConfig(steps=1000, start=StartConfig(path=PRETRAINED) if pretrained else None),
-        checkpoint=CheckpointConfig(every=500, keep_best=0),
+        optim=OptimConfig(learning_rate=1e-3, schedule=Linear(warmup_steps=100), weight_decay=0.01, ema_decay=0.99),
+        train=TrainConfig(steps=2400, start=StartConfig(path=PRETRAINED) if pretrained else None),
+        checkpoint=CheckpointConfig(every=800, keep_best=0),
         evaluate=EvaluateConfig(every=200, metrics=(Classification(),)),
     )
 
