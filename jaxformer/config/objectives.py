@@ -22,6 +22,10 @@ def sentinel_token(index: int) -> str:
     return f"<extra_id_{index}>"
 
 
+# In the order of T5's ids, where `<extra_id_0>` is the last one: added to T5's pieces, they get the ids of its models.
+SENTINELS = tuple(map(sentinel_token, reversed(range(NUM_SENTINELS))))
+
+
 class ObjectiveConfig(Config):
     """Base class of objective configs."""
 
@@ -178,7 +182,7 @@ class Span(SourceObjective):
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        return tuple(map(sentinel_token, range(NUM_SENTINELS)))
+        return SENTINELS
 
 
 class Denoiser(Config):
@@ -215,7 +219,7 @@ class Ul2(SourceObjective):
     @property
     def tokens(self) -> tuple[str, ...]:
         modes = dict.fromkeys(denoiser.mode for denoiser in self.denoisers)
-        return (*map(sentinel_token, range(NUM_SENTINELS)), *modes)
+        return (*SENTINELS, *modes)
 
 
 class Infill(SourceObjective):
