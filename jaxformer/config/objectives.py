@@ -45,6 +45,10 @@ class ObjectiveConfig(Config):
         """Sizes of a batch if `data.length` is `length`."""
         return BatchLayout(length)
 
+    def has_softmax(self, model: ModelConfig) -> bool:
+        """Whether the loss is the cross-entropy of a softmax, which label smoothing and the z-loss apply to."""
+        return True
+
     def check_model(self, model: ModelConfig) -> None:
         """Raise if the objective cannot train the model."""
         if model.shape not in self.shapes:
@@ -228,7 +232,7 @@ class Infill(SourceObjective):
     kind: Literal["infill"] = "infill"
     rate: OpenRate = 0.3
     """Fraction of the tokens to mask; a mask token replaces each masked span."""
-    mean_length: PositiveFloat = 3.0
+    mean_length: Annotated[float, Field(ge=0.1, le=1000.0)] = 3.0
     """Mean of the Poisson distribution of span lengths."""
     permute_sentences: bool = True
     """Shuffle the sentences of a text, which end with a token that ends in `.`, `!` or `?`, or at a line break."""
@@ -248,6 +252,9 @@ class Classify(ObjectiveConfig):
     shapes: ClassVar[tuple[ModelShape, ...]] = ("encoder-decoder", "decoder-only", "encoder-only")
     head: ClassVar[Literal["vocabulary", "classes", "tags"]] = "classes"
     kind: Literal["classify"] = "classify"
+
+    def has_softmax(self, model: ModelConfig) -> bool:
+        return model.pooler.problem == "single_label"
 
     def batch_layout(self, length: int, model: ModelConfig) -> BatchLayout:
         pooler = model.pooler
@@ -285,6 +292,9 @@ class Word2Vec(ObjectiveConfig):
     subsample: Annotated[float, Field(ge=0.0, le=1.0)] = 1e-3
     """Words with a higher share of the text than this are left out at random, the more frequent the more often.
     0: never."""
+
+    def has_softmax(self, model: ModelConfig) -> bool:
+        return False
 
     @property
     def num_predictions(self) -> int:
