@@ -103,7 +103,7 @@ READERS: dict[str, Callable[[Any], Tokenizer]] = {
 
 
 def _load_t5(path: Path) -> Tokenizer:
-    """Load T5's SentencePiece file without its sentinels, of which transformers adds `extra_ids`, the last one first."""
+    """Load T5's SentencePiece file, and its sentinels: transformers adds `extra_ids` of them, the last first."""
     settings = path.with_name(SETTINGS_FILE)
     try:
         fields = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
