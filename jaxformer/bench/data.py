@@ -63,11 +63,11 @@ def bench_data(
         f"input ({objective.kind}): best {batches:,.0f} batches/s, {tokens / min(seconds):,.0f} tokens/s of {repeats} "
         f"runs over {NUM_BATCHES} batches; training takes {steps:.1f} batches/s, a ratio of {batches / steps:.0f}; "
         f"building the tokenizer, tokenising and packing {packed.num_tokens:,} tokens took {built:.1f} s; rows are "
-        f"{_fullness(packed):.1%} full"
+        f"{filled_share(packed):.1%} full"
     )
 
 
-def _fullness(packed: PackedSet) -> float:
+def filled_share(packed: PackedSet) -> float:
     """The fraction of the positions of all rows, on all sides, that hold a token."""
     rows = packed.rows(range(len(packed)))
     segments = [rows[side.segments] for side in packed.layout.sides]

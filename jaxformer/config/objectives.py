@@ -22,6 +22,10 @@ def sentinel_token(index: int) -> str:
     return f"<extra_id_{index}>"
 
 
+# In the order of T5's ids, where `<extra_id_0>` is the last one: added to T5's pieces, they get the ids of its models.
+SENTINELS = tuple(map(sentinel_token, reversed(range(NUM_SENTINELS))))
+
+
 class ObjectiveConfig(Config):
     """Base class of objective configs."""
 
@@ -40,6 +44,10 @@ class ObjectiveConfig(Config):
     def batch_layout(self, length: int, model: ModelConfig) -> BatchLayout:
         """Sizes of a batch if `data.length` is `length`."""
         return BatchLayout(length)
+
+    def has_softmax(self, model: ModelConfig) -> bool:
+        """Whether the loss is the cross-entropy of a softmax, which label smoothing and the z-loss apply to."""
+        return True
 
     def check_model(self, model: ModelConfig) -> None:
         """Raise if the objective cannot train the model."""
@@ -178,7 +186,7 @@ class Span(SourceObjective):
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        return tuple(map(sentinel_token, range(NUM_SENTINELS)))
+        return SENTINELS
 
 
 class Denoiser(Config):
@@ -215,7 +223,7 @@ class Ul2(SourceObjective):
     @property
     def tokens(self) -> tuple[str, ...]:
         modes = dict.fromkeys(denoiser.mode for denoiser in self.denoisers)
-        return (*map(sentinel_token, range(NUM_SENTINELS)), *modes)
+        return (*SENTINELS, *modes)
 
 
 class Infill(SourceObjective):
@@ -224,7 +232,7 @@ class Infill(SourceObjective):
     kind: Literal["infill"] = "infill"
     rate: OpenRate = 0.3
     """Fraction of the tokens to mask; a mask token replaces each masked span."""
-    mean_length: PositiveFloat = 3.0
+    mean_length: Annotated[float, Field(ge=0.1, le=1000.0)] = 3.0
     """Mean of the Poisson distribution of span lengths."""
     permute_sentences: bool = True
     """Shuffle the sentences of a text, which end with a token that ends in `.`, `!` or `?`, or at a line break."""
@@ -244,6 +252,9 @@ class Classify(ObjectiveConfig):
     shapes: ClassVar[tuple[ModelShape, ...]] = ("encoder-decoder", "decoder-only", "encoder-only")
     head: ClassVar[Literal["vocabulary", "classes", "tags"]] = "classes"
     kind: Literal["classify"] = "classify"
+
+    def has_softmax(self, model: ModelConfig) -> bool:
+        return model.pooler.problem == "single_label"
 
     def batch_layout(self, length: int, model: ModelConfig) -> BatchLayout:
         pooler = model.pooler
@@ -281,6 +292,9 @@ class Word2Vec(ObjectiveConfig):
     subsample: Annotated[float, Field(ge=0.0, le=1.0)] = 1e-3
     """Words with a higher share of the text than this are left out at random, the more frequent the more often.
     0: never."""
+
+    def has_softmax(self, model: ModelConfig) -> bool:
+        return False
 
     @property
     def num_predictions(self) -> int:

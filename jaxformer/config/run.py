@@ -214,6 +214,7 @@ class RunConfig(Config):
                 _check_shape(self)
                 _check_lengths(self)
                 _check_chunks(self)
+                _check_softmax(self)
                 _check_tokenizers(self)
             _check_metrics(self)
         _check_steps(self)
@@ -286,6 +287,18 @@ def _check_chunks(cfg: RunConfig) -> None:
     if chunks != "auto" and length % chunks:
         name = "data.length" if length == cfg.data.length else "the number of predicted tokens per row"
         raise ValueError(f"{name}={length} is not a multiple of train.loss_chunks={chunks}: change one of them")
+
+
+def _check_softmax(cfg: RunConfig) -> None:
+    objective = cfg.data.objective
+    for name in ("label_smoothing", "z_loss"):
+        value = getattr(cfg.train, name)
+        if value and not objective.has_softmax(cfg.model):
+            problem = "" if cfg.model.pooler is None else f" with model.pooler.problem={cfg.model.pooler.problem}"
+            raise ValueError(
+                f"train.{name}={value} changes a softmax, which data.objective.kind={objective.kind}{problem} has not: "
+                "set 0"
+            )
 
 
 def _limit_name(model: ModelConfig) -> str:

@@ -26,9 +26,9 @@ def complete_labels(config: RunConfig) -> RunConfig:
     if len(labels) != pooler.num_classes:
         to_numbers = ", or model.pooler.problem=regression to predict numbers" if all(map(_is_number, labels)) else ""
         raise UserError(
-            f"data.train has {len(labels)} labels ({_shown(labels)}), but model.pooler.num_classes="
-            f"{pooler.num_classes}: set model.pooler.num_classes={len(labels)}, or name all classes in "
-            f"model.pooler.labels{to_numbers}"
+            f"data.train has {len(labels)} label{'s' * (len(labels) != 1)} ({_shown(labels)}), but "
+            f"model.pooler.num_classes={pooler.num_classes}: set model.pooler.num_classes={len(labels)}, or name all "
+            f"classes in model.pooler.labels{to_numbers}"
         )
     try:
         return config.replace(model=config.model.replace(pooler=pooler.replace(labels=labels)))

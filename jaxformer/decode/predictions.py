@@ -82,6 +82,8 @@ def tag(run: Run, sentences: Sequence[str | Sequence[str]]) -> list[list[WordTag
     pooler = _require_head(run, "tag", tags=True)
     _check_list(sentences, "tag", (str, list, tuple))
     words = [sentence.split() if isinstance(sentence, str) else list(sentence) for sentence in sentences]
+    for sentence in words:
+        _check_list(sentence, "tag")
     tokenizer, special = require_tokenizer(run), special_ids(run.config.model, run.tokenizer)
     encoded = tokenizer.encode_words(words) if words else []
     _check_words(words, encoded)

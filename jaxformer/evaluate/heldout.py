@@ -107,5 +107,5 @@ def _predict(params: Params, batch: Batch, *, model: Transformer) -> Predictions
         labels, sums = batch.targets, cross_entropy(logits, batch.targets, batch.weights)[0]
     else:
         problem = model.config.pooler.problem
-        labels, sums = batch.labels, class_loss(logits, batch.labels, batch.weights, problem, label_smoothing=0.0)
+        labels, sums = batch.labels, class_loss(logits, batch.labels, batch.weights, problem)
     return Predictions(logits, labels, batch.weights, batch.tokens.segments, sums)

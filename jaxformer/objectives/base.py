@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxformer.config import MASK_TOKEN, ModelConfig, RunConfig
 from jaxformer.data.packing import Layout, Piece, RowGenerator, StoredRows
-from jaxformer.data.tokenizer import Tokenizer, special_ids
+from jaxformer.data.tokenizer import Tokenizer, TokenizerPair, special_ids
 from jaxformer.errors import UserError
 from jaxformer.layers import Transformer
 from jaxformer.ops.losses import LossOptions, LossSums, TokenLosses, head_loss
@@ -77,10 +77,17 @@ class Objective(ABC):
     """The source fields that an example must have, and the tokenizer method that encodes each of them."""
     predicted: ClassVar[str | None] = None
     can_pack: ClassVar[bool] = True
+    has_pairs: ClassVar[bool] = False
+    """Whether inputs and targets are different texts, which may have a tokenizer each."""
     splits_texts: ClassVar[bool] = False
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         self.config, self.model, self.tokenizer = config.data, config.model, tokenizer
+        if isinstance(tokenizer, TokenizerPair) and not self.has_pairs:
+            raise UserError(
+                f"data.objective.kind={self.kind} reads the same text on both sides, but source and target have a "
+                "tokenizer each: use data.objective.kind=seq2seq, or set data.source_tokenizer=none and one tokenizer"
+            )
         self.special = special_ids(config.model, tokenizer)
 
     @property

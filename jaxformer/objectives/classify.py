@@ -90,7 +90,8 @@ class Classify(Objective):
             {"params": params}, batch.tokens, batch.source, key, method="pool_and_router_loss"
         )
         problem = model.config.pooler.problem
-        sums = class_loss(logits_BC, batch.labels, batch.weights, problem, options.label_smoothing)
+        smoothing, z_loss = options.label_smoothing, options.z_loss
+        sums = class_loss(logits_BC, batch.labels, batch.weights, problem, label_smoothing=smoothing, z_loss=z_loss)
         return add_router_loss(sums, router_loss), None
 
     @staticmethod

@@ -16,6 +16,7 @@ class Seq2Seq(Objective):
     kind = "seq2seq"
     fields = {"inputs": "encode_source", "targets": "encode_batch"}  # noqa: RUF012
     predicted = "targets"
+    has_pairs = True
 
     @property
     def layout(self) -> Layout:

@@ -12,12 +12,14 @@ from jaxformer.errors import UserError
 from jaxformer.objectives.base import require_tokens
 from jaxformer.objectives.denoising import Denoising
 
+SENTINEL_NAMES = tuple(map(sentinel_token, range(NUM_SENTINELS)))  # in the order of the spans that they replace
+
 
 class Span(Denoising):
     kind = "span"
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
-        self._sentinels = find_sentinels(tokenizer, self.kind)
+        self._sentinels = np.array(require_tokens(tokenizer, SENTINEL_NAMES, self.kind), np.int32)
         super().__init__(config, tokenizer)
         cfg = self.config.objective
         check_num_spans(span_counts(self._stored_length, cfg.density, cfg.mean_length)[1])
@@ -35,11 +37,6 @@ class Span(Denoising):
 
 
 # ---------------------------------------------------------------- shared with UL2
-def find_sentinels(tokenizer: Tokenizer, kind: str) -> np.ndarray:
-    """The ids of the sentinels `<extra_id_0>`, `<extra_id_1>`, ..."""
-    return np.array(require_tokens(tokenizer, [sentinel_token(i) for i in range(NUM_SENTINELS)], kind), np.int32)
-
-
 def check_num_spans(num_spans: int) -> None:
     if num_spans > NUM_SENTINELS:
         raise UserError(
@@ -52,7 +49,8 @@ def span_counts(length: int, density: float, mean_length: float) -> tuple[int, i
     """The number of corrupted tokens and of spans in a text; both are at least 1 if the text has two tokens."""
     if length < 2:
         return 0, 0
-    num_noise = min(max(round(length * density), 1), length - 1)
+    # T5 computes in float32, which decides where the product is close to a half: 190 * 0.15 is rounded to 29.
+    num_noise = min(max(round(float(np.float32(length) * np.float32(density))), 1), length - 1)
     num_spans = min(max(round(num_noise / mean_length), 1), num_noise, length - num_noise)
     return num_noise, num_spans
 

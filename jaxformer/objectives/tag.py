@@ -61,8 +61,8 @@ class Tag(Objective):
         logits_BTC, router_loss = model.apply(
             {"params": params}, batch.tokens, batch.source, key, method="pool_and_router_loss"
         )
-        smoothing = options.label_smoothing
-        sums, tokens = cross_entropy(logits_BTC, batch.targets, batch.weights, label_smoothing=smoothing)
+        smoothing, z_loss = options.label_smoothing, options.z_loss
+        sums, tokens = cross_entropy(logits_BTC, batch.targets, batch.weights, label_smoothing=smoothing, z_loss=z_loss)
         return add_router_loss(sums, router_loss), tokens
 
     @staticmethod

@@ -10,9 +10,9 @@ from jaxformer.data.tokenizer import Tokenizer
 from jaxformer.objectives.base import require_tokens
 from jaxformer.objectives.denoising import Denoising
 from jaxformer.objectives.span import (
+    SENTINEL_NAMES,
     check_num_spans,
     corrupted_lengths,
-    find_sentinels,
     random_spans,
     replace_spans,
     span_counts,
@@ -23,10 +23,10 @@ class Ul2(Denoising):
     kind = "ul2"
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer) -> None:
-        require_tokens(tokenizer, config.data.objective.tokens, self.kind)
-        self._sentinels = find_sentinels(tokenizer, self.kind)
         self._denoisers = config.data.objective.denoisers
-        self._modes = require_tokens(tokenizer, [denoiser.mode for denoiser in self._denoisers], self.kind)
+        modes = [denoiser.mode for denoiser in self._denoisers]
+        ids = require_tokens(tokenizer, [*SENTINEL_NAMES, *modes], self.kind)
+        self._sentinels, self._modes = np.array(ids[: -len(modes)], np.int32), ids[-len(modes) :]
         self._chances = np.cumsum([denoiser.weight for denoiser in self._denoisers])
         super().__init__(config, tokenizer)
         check_num_spans(max(_counts(self._stored_length, denoiser)[1] for denoiser in self._denoisers))

@@ -68,17 +68,23 @@ def cross_entropy(
 
 
 def class_loss(
-    logits_BC: Float[Array, "B C"], labels: Array, weights_B: Float[Array, " B"], problem: str, label_smoothing: float
+    logits_BC: Float[Array, "B C"],
+    labels: Array,
+    weights_B: Float[Array, " B"],
+    problem: str,
+    *,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
 ) -> LossSums:
     """Weighted sums over labelled rows: cross-entropy, or the mean over classes of binary cross-entropy or of squares.
 
     Args:
       labels: class ids [B] for single_label, otherwise numbers [B, C].
-      problem: single_label, multi_label or regression.
+      problem: single_label, multi_label or regression; label smoothing and z-loss are for single_label only.
     """
     logits_BC = logits_BC.astype(jnp.float32)
     if problem == "single_label":
-        options = {"label_smoothing": label_smoothing}
+        options = {"label_smoothing": label_smoothing, "z_loss": z_loss}
         return cross_entropy(logits_BC[:, None], labels[:, None], weights_B[:, None], **options)[0]
     if problem == "multi_label":
         # log(1 + exp(x)) - y x, the binary cross-entropy of logits x.

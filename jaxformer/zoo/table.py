@@ -1,11 +1,9 @@
 """The zoo table. Parity is recorded by `jaxformer zoo --measure`, so that printing the table does not need torch."""
 
-import inspect
 import json
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 from rich.box import SIMPLE_HEAD
@@ -39,30 +37,15 @@ class Row(NamedTuple):
     presets: Mapping[str, Preset]
     samples: tuple[str, ...]
     """Names of the sample models; empty if transformers does not have the architecture."""
-    options: frozenset[str]
-    """Parameters of the family's builders, such as `num_classes` if they can build a classifier."""
 
 
 def rows() -> list[Row]:
     """All rows, derived from the registries of families and of sample models."""
-    return [
-        Row(row.title, row.presets, _sample_names(row), options)
-        for family in FAMILIES.values()
-        for options in [_builder_options(family)]
-        for row in family.ZOO_ROWS
-    ]
+    return [Row(row.title, row.presets, _sample_names(row)) for family in FAMILIES.values() for row in family.ZOO_ROWS]
 
 
 def _sample_names(row: ZooRow) -> tuple[str, ...]:
     return tuple(name for name, sample in SAMPLES.items() if sample.preset in row.presets)
-
-
-def _builder_options(family: ModuleType) -> frozenset[str]:
-    """Names of the parameters that all public builders of a family have."""
-    functions = inspect.getmembers(family, inspect.isfunction)
-    own = [inspect.signature(f) for name, f in functions if f.__module__ == family.__name__ and name[0] != "_"]
-    builders = [set(signature.parameters) for signature in own if signature.return_annotation is ModelConfig]
-    return frozenset(set.intersection(*builders))
 
 
 def show(console: Console) -> None:
@@ -110,17 +93,12 @@ def _cells() -> list[tuple[str, ...]]:
 
 
 def objectives(row: Row) -> list[str]:
-    """Names of the objectives that can train a model of this row."""
+    """Names of the objectives that can train a model of this row, with the head that each of them needs."""
     model = next(iter(row.presets.values())).build()
-    models = [model]
+    models = [model, model.replace(head=HeadConfig())]
+    models += [model.replace(pooler=PoolerConfig(pooling=pooling, num_classes=2)) for pooling in ("last", "none")]
     if model.shape == "decoder-only" and model.decoder.kind == "transformer":
         models.append(model.replace(prefix=True))
-    if "masked_lm" in row.options:
-        models.append(model.replace(head=HeadConfig()))
-    if "num_classes" in row.options:
-        models.append(model.replace(pooler=PoolerConfig(pooling="last", num_classes=2)))
-    if "num_tags" in row.options:
-        models.append(model.replace(pooler=PoolerConfig(pooling="none", num_classes=2)))
     return [
         config.model_fields["kind"].default
         for config in OBJECTIVE_CONFIGS

@@ -34,7 +34,7 @@ def test_rows_are_full_if_both_sides_are():
     layout = Layout((Side(4, ("tokens",)), Side(6, ("inputs",), "input_segments")))
     pieces = [{"tokens": np.ones(4, np.int32), "inputs": np.ones(1, np.int32)}] * 2
     records = fill_records(pieces, np.array([0, 1]), layout)
-    assert data._fullness(PackedSet(MemoryRecords(records), layout, 8, 0)) == 0.5
+    assert data.filled_share(PackedSet(MemoryRecords(records), layout, 8, 0)) == 0.5
 
 
 def test_an_unknown_objective_and_no_config():

@@ -1,6 +1,7 @@
 """Class heads in config.json: label names, kinds of classification, dropout, and exported classifiers."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -23,7 +24,7 @@ from jaxformer.config import (
     RunConfig,
     TrainConfig,
 )
-from jaxformer.convert import FORMATS
+from jaxformer.convert import FORMATS, SAMPLES
 from jaxformer.convert.export import find_format
 from jaxformer.convert.fields import Fields
 from jaxformer.convert.format import ModelFiles
@@ -176,6 +177,23 @@ def test_a_single_class_cannot_be_exported_as_a_single_label():
     """transformers rejects `problem_type` = single_label_classification with one label."""
     with pytest.raises(UserError, match=r"transformers regards a single class as a regression: set pooler\.problem"):
         find_format(distilbert(**SMALL, num_classes=1), "distilbert")
+
+
+# ---------------------------------------------------------------- pooling
+def test_modernbert_pools_the_first_token_unless_the_mean_is_set(tmp_path):
+    """`cls` is the default of transformers; the samples of the zoo pool the mean."""
+    sample = SAMPLES["modernbert classes"]
+    theirs = replace(sample, fields=sample.fields | {"classifier_pooling": "cls"}).save(tmp_path / "theirs")
+    run = load(tmp_path / "theirs")
+    assert run.config.model.pooler.pooling == "first"
+    ids = list(range(5, 25))
+    with torch.no_grad():
+        expected = theirs(torch.tensor([ids])).logits.numpy()
+    np.testing.assert_allclose(logits(run, "pool", ids), expected, atol=1e-5)
+    import_run(tmp_path / "theirs", tmp_path / "run")
+    export_run(tmp_path / "run", tmp_path / "out")
+    exported = their_logits(tmp_path / "out", "AutoModelForSequenceClassification", ids)
+    np.testing.assert_allclose(exported, expected, atol=1e-6)
 
 
 # ---------------------------------------------------------------- dropout

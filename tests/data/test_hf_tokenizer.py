@@ -311,6 +311,14 @@ def test_spiece_model_is_loaded(tmp_path):
     assert load_tokenizer(tmp_path).digest == tokenizer.digest
     assert tokenizer.encode_prompt(["a"]) == [[1, *tokenizer.encode("a")]]
     assert tokenizer.encode_source(["a"]) == [[*tokenizer.encode("a"), 2]]
+    # The sentinels of T5, as transformers numbers them.
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"extra_ids": 100}))
+    loaded = load_tokenizer(tmp_path)
+    assert (loaded.vocab_size, loaded.token_id("<extra_id_0>"), loaded.token_id("<extra_id_99>")) == (450, 449, 350)
+    assert loaded.decode([449, *tokenizer.encode("a")]) == "a"
+    (tmp_path / "tokenizer_config.json").write_text("[]")
+    with pytest.raises(UserError, match=r"tokenizer_config\.json' does not hold a JSON object with a number extra_ids"):
+        load_tokenizer(tmp_path)
 
 
 # ---------------------------------------------------------------- error messages

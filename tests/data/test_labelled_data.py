@@ -12,6 +12,7 @@ from jaxformer.config import (
     Classify,
     ConllSource,
     DataConfig,
+    HeldoutSplit,
     JsonlSource,
     MemorySource,
     PoolerConfig,
@@ -20,11 +21,12 @@ from jaxformer.config import (
     TextSource,
     TsvSource,
 )
-from jaxformer.data import Bytes, build_set, complete_labels, open_source
+from jaxformer.data import Bytes, build_set, complete_labels, open_source, open_split
 from jaxformer.data.labels import encode_label, find_labels
 from jaxformer.data.sets import build_sets
 from jaxformer.errors import UserError
 from jaxformer.models.bert import bert
+from jaxformer.models.gpt2 import gpt2
 from jaxformer.objectives import make_objective
 
 SHAPE = {"num_layers": 1, "embed_dim": 8, "num_heads": 2, "mlp_dim": 8, "vocab_size": 300}
@@ -63,6 +65,20 @@ def test_tagged_texts_are_lists_of_words(tmp_path):
         {"text": ["New", "York"], "tags": ["B", "I"]},
         {"text": ["a", "b"], "tags": ["O", "O"]},
     ]
+
+
+@pytest.mark.parametrize("heldout", [None, HeldoutSplit(percent=50)])
+def test_other_objectives_read_tagged_words_as_a_text(tmp_path, heldout):
+    path = tmp_path / "a.conll"
+    path.write_text("".join(f"{word} O\nsat O\n\n" for word in "abcdefgh"))
+    data = DataConfig(train=ConllSource(paths=str(path)), heldout=heldout, tokenizer=ByteTokenizer(), length=8)
+    texts = open_split(data, "train")
+    assert all(example["text"].endswith(" sat") for example in texts)
+    assert texts.where(1).startswith(f"{path}:")
+    config = RunConfig(model=gpt2(num_layers=1, embed_dim=8, num_heads=2, vocab_size=300), data=data)
+    assert build_set(data, make_objective(config, Bytes()), "train").num_tokens == 6 * len(texts)
+    words = open_split(data.replace(objective=Tag()), "train")
+    assert [" ".join(example["text"]) for example in words] == [example["text"] for example in texts]
 
 
 def test_tsv_columns_of_labelled_texts(tmp_path):

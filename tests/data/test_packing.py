@@ -1,14 +1,30 @@
 """Packing: every token is kept once, pieces do not overlap, and segments and positions are correct."""
 
+import os
 import time
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from jaxformer.bench.data import filled_share
+from jaxformer.config import (
+    DataConfig,
+    Masked,
+    ParallelSource,
+    RunConfig,
+    SentencePieceTokenizer,
+    Seq2Seq,
+    TextSource,
+)
+from jaxformer.data import build_set, make_tokenizer, open_split
 from jaxformer.data.packing import Layout, Piece, Side, fill_records, pack, segment_positions, split_records
+from jaxformer.models.bert import bert
+from jaxformer.models.vaswani import vaswani
+from jaxformer.objectives import make_objective
 
 CAPACITIES = (12, 7)
+SHAPE = {"num_layers": 1, "embed_dim": 8, "num_heads": 2, "mlp_dim": 8, "vocab_size": 8000}
 LAYOUT = Layout((Side(12, ("tokens", "targets")), Side(7, ("inputs",), "input_segments")))
 PAIRS = st.lists(st.tuples(st.integers(1, CAPACITIES[0]), st.integers(1, CAPACITIES[1])), min_size=1, max_size=60)
 
@@ -105,3 +121,23 @@ def test_packing_is_fast_and_tight(sides):
     rows = pack(lengths, (128,) * sides)
     assert time.process_time() - start < 1.0  # 0.1 s when the machine is idle
     assert lengths.sum() / ((rows.max() + 1) * 128 * sides) > {1: 0.98, 2: 0.87}[sides]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("JAXFORMER_DATA" not in os.environ, reason="JAXFORMER_DATA names no data directory")
+@pytest.mark.parametrize(("corpus", "expected"), [("wikitext-2", 0.97), ("multi30k", 0.95)])
+def test_rows_of_real_corpora_are_full(corpus, expected):
+    """On all sides together, with documents of one line and the lengths of configs/multi30k_ende.py."""
+    root = f"{os.environ['JAXFORMER_DATA']}/{corpus}"
+    if corpus == "multi30k":
+        source = ParallelSource(inputs=f"{root}/train.en.gz", targets=f"{root}/train.de.gz")
+        model, objective, length = vaswani(**SHAPE), Seq2Seq(input_length=128), 128
+    else:
+        source = TextSource(paths=f"{root}/wiki.train.txt.xz", document="line")
+        model, objective, length = bert(**SHAPE), Masked(), 256
+    tokenizer = SentencePieceTokenizer(byte_fallback=False, train_bytes=16_000_000)
+    data = DataConfig(train=source, tokenizer=tokenizer, objective=objective, length=length)
+    config = RunConfig(model=model, data=data)
+    objective = make_objective(config, make_tokenizer(config, open_split(data, "train")))
+    packed = build_set(data, objective, "train")
+    assert filled_share(packed) > expected

@@ -68,7 +68,7 @@ def test_pairs_with_an_empty_line_are_skipped_and_counted_once(tmp_path, caplog)
             pairs = open_source(ParallelSource(inputs=en, targets=de))
     assert [pair["targets"] for pair in pairs] == ["eins", "vier"]
     assert len(caplog.records) == 1
-    assert "skipped 2 of 4 pairs" in caplog.text
+    assert "skipped 2 of 4 pairs because a line is empty (lines 2, 3)" in caplog.text
 
 
 def test_files_without_a_complete_pair(tmp_path):

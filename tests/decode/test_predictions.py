@@ -104,6 +104,8 @@ def test_a_word_without_tokens_has_no_tag(tmp_path):
     save(tmp_path, "BertForTokenClassification")
     with pytest.raises(UserError, match="the word '' of sentence 1 has no tokens in this tokenizer: remove it"):
         jf.tag(jf.load(tmp_path), ["the cat", ["the", "", "mat"]])
+    with pytest.raises(UserError, match="one of them is 3"):
+        jf.tag(jf.load(tmp_path), [["the", 3]])
 
 
 @pytest.mark.parametrize("text", ["The [MASK] sat on the <mask>.", "[MASK]"])

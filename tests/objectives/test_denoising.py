@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from jaxformer.config import NUM_SENTINELS, Denoiser
+from jaxformer.config import NUM_SENTINELS, Denoiser, Span
 from jaxformer.data import Bytes, build_set
 from jaxformer.errors import UserError
 from jaxformer.objectives import make_objective
@@ -54,6 +54,54 @@ def test_lengths_are_those_of_t5():
     """T5 pre-trains on 568 tokens, which give 512 inputs and 114 targets including eos (its `random_spans_helper`)."""
     inputs, targets = corrupted_lengths(568, *span_counts(568, 0.15, 3.0))
     assert (inputs + 1, targets + 1) == (512, 114)
+
+
+def published_counts(length: int, density: float, mean_length: float) -> tuple[int, int]:
+    """`random_spans_noise_mask` in T5's preprocessors.py, which computes in float32."""
+    num_noise = np.round(np.float32(length) * np.float32(density)).astype(int)
+    num_noise = min(max(num_noise, 1), length - 1)
+    return num_noise, max(np.round(np.float32(num_noise) / np.float32(mean_length)).astype(int), 1)
+
+
+def published_noise(length: int, num_noise: int, num_spans: int, random: np.random.RandomState) -> np.ndarray:
+    """The rest of `random_spans_noise_mask`: spans begin where an indicator, shuffled and shifted by one, is 1."""
+
+    def segment_lengths(num_items: int) -> np.ndarray:
+        begins, indicator = random.permutation(num_items - 1), np.zeros(num_items, int)
+        indicator[1 + begins[: num_spans - 1]] = 1
+        return np.bincount(np.cumsum(indicator))
+
+    noise, rest = segment_lengths(num_noise), segment_lengths(length - num_noise)
+    starts = np.cumsum(np.stack([rest, noise], axis=1).ravel())[:-1]
+    return np.cumsum(np.isin(np.arange(length), starts)) % 2 == 1
+
+
+def published_replacement(ids: np.ndarray, noise: np.ndarray, vocab_size: int) -> np.ndarray:
+    """`noise_span_to_unique_sentinel`, which counts sentinels down from the end of the vocabulary."""
+    follows = np.concatenate([[False], noise[:-1]])
+    return np.where(noise & ~follows, vocab_size - np.cumsum(noise & ~follows), ids)[~(noise & follows)]
+
+
+def test_the_number_of_spans_is_that_of_t5():
+    """Lengths such as 190, where 190 * 0.15 is a half in float64 but not in float32, are rounded as by T5."""
+    for density, mean_length in ((0.15, 3.0), (0.15, 8.0), (0.5, 3.0), (0.5, 8.0), (0.15, 64.0), (0.5, 64.0)):
+        for length in range(2, 1200):
+            expected = published_counts(length, density, mean_length)
+            assert span_counts(length, density, mean_length) == expected, (length, density, mean_length)
+
+
+@pytest.mark.parametrize("length", [2, 3, 30, 190, 568])
+def test_inputs_and_targets_are_those_of_t5(length):
+    """With T5's 32,000 pieces and the sentinels that `objective.tokens` adds, ids are those of its models."""
+    ids = {token: 32000 + i for i, token in enumerate(Span(input_length=8).tokens)}
+    sentinels = np.array([ids[f"<extra_id_{i}>"] for i in range(NUM_SENTINELS)])
+    text, counts = np.arange(length), span_counts(length, 0.15, 3.0)
+    for seed in range(20):
+        noise = random_spans(length, *counts, np.random.RandomState(seed))
+        np.testing.assert_array_equal(noise, published_noise(length, *counts, np.random.RandomState(seed)))
+        inputs, targets = replace_spans(text, noise, sentinels)
+        np.testing.assert_array_equal(inputs, published_replacement(text, noise, 32100))
+        np.testing.assert_array_equal(targets, published_replacement(text, ~noise, 32100))
 
 
 @given(st.integers(1, 300), st.floats(0.01, 0.99), st.floats(1.0, 70.0), st.integers(0, 2**31))
@@ -117,7 +165,7 @@ def test_missing_sentinels_are_an_error_that_names_them(config_for):
         make_objective(config, Bytes())
     make_objective(config, Bytes().with_tokens(config.data.objective.tokens))
     with pytest.raises(UserError, match=r"""'<extra_id_98>', '<extra_id_99>', .*extra_tokens='\["<extra_id_98>", "<"""):
-        make_objective(config_for("span"), Bytes().with_tokens(config_for("span").data.objective.tokens[:98]))
+        make_objective(config_for("span"), Bytes().with_tokens(config_for("span").data.objective.tokens[2:]))
 
 
 # ---------------------------------------------------------------- UL2

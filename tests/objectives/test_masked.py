@@ -5,6 +5,7 @@ import pytest
 
 from jaxformer.config import Masked, MemorySource
 from jaxformer.data import Bytes, build_set
+from jaxformer.data.tokenizer import Words
 from jaxformer.errors import UserError
 from jaxformer.objectives import make_objective
 
@@ -80,6 +81,12 @@ def test_a_row_of_long_words_has_tokens_to_predict(config_for, objective_for):
     batch = corrupt(objective, build_set(data, objective, "train").rows([0]), 0)
     assert batch.weights.tolist() == [[1, 1, 1, 0]]
     assert batch.predicted[0, :3].tolist() == [1, 2, 3]
+
+
+def test_every_token_of_a_vocabulary_of_words_is_a_whole_word():
+    tokenizer = Words({"the": 3, "cat": 2}, extra_tokens=("<mask>",))
+    assert tokenizer.word_starts.all()
+    assert len(tokenizer.word_starts) == tokenizer.vocab_size
 
 
 @pytest.mark.parametrize("rate", [0.0, 1.0, -0.1])

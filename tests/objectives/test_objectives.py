@@ -7,6 +7,7 @@ from hypothesis import given, strategies as st
 
 from jaxformer.config import Causal, DataConfig, MemorySource, RunConfig, Seq2Seq, SpecialIds
 from jaxformer.data import Bytes, build_set, make_loader, make_tokenizer, open_split
+from jaxformer.data.tokenizer import TokenizerPair
 from jaxformer.errors import UserError
 from jaxformer.layers import Transformer, init_params
 from jaxformer.models.gpt2 import gpt2
@@ -177,3 +178,36 @@ def test_seq2seq_truncates_pairs_if_asked_to():
     assert encoded == [
         {"inputs": [*BYTES.encode("ab"), BYTES.eos_id], "targets": BYTES.encode("abc"), "truncated": True}
     ]
+
+
+@pytest.mark.parametrize("kind", ["span", "ul2", "infill"])
+def test_one_text_has_one_tokenizer(config_for, kind):
+    """Otherwise the encoder would read ids of the target's vocabulary."""
+    config = config_for(kind)
+    tokens = Bytes().with_tokens(config.data.objective.tokens)
+    with pytest.raises(UserError, match=f"kind={kind} reads the same text on both sides.*source_tokenizer=none"):
+        make_objective(config, TokenizerPair(Bytes(), tokens))
+    pairs = config_for("seq2seq")
+    assert make_objective(pairs, TokenizerPair(Bytes(), tokens)).kind == "seq2seq"
+
+
+@pytest.mark.parametrize("kind", ["classify", "tag", "causal"])
+@pytest.mark.parametrize("options", [LossOptions(label_smoothing=0.1), LossOptions(z_loss=0.1)])
+def test_smoothing_and_z_loss_change_every_loss_with_a_softmax(config_for, objective_for, kind, options):
+    config, objective = config_for(kind), objective_for(kind)
+    batch = make_loader(config, build_set(config.data, objective, "train"), objective).batch(0)
+    model, params = Transformer(config.model), init_params(config.model, jax.random.key(0))
+    plain, changed = (objective.loss(model, params, batch, each)[0] for each in (LossOptions(), options))
+    assert plain.loss == pytest.approx(plain.nll)
+    assert changed.loss != plain.loss
+    assert changed.nll == plain.nll
+
+
+def test_losses_without_a_softmax_take_no_smoothing(config_for):
+    regression = config_for("classify")
+    pooler = regression.model.pooler.replace(problem="regression")
+    regression = {"model": regression.model.replace(pooler=pooler), "data": regression.data}
+    word2vec = {"model": config_for("word2vec").model, "data": config_for("word2vec").data}
+    for parts, name in ((regression, "label_smoothing"), (regression, "z_loss"), (word2vec, "label_smoothing")):
+        with pytest.raises(ValueError, match=rf"train\.{name}=0\.1 changes a softmax, which data\.objective\.kind="):
+            RunConfig(**parts, train={name: 0.1})

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.ops.losses import LossOptions, auto_chunks, cross_entropy, head_loss
+from jaxformer.ops.losses import LossOptions, auto_chunks, class_loss, cross_entropy, head_loss
 
 RNG = np.random.default_rng(0)
 LOGITS = (3 * RNG.normal(size=(2, 5, 11))).astype(np.float32)
@@ -34,6 +34,34 @@ def test_loss_and_gradient_match_torch(label_smoothing, z_loss):
     value, gradient = jax.jit(jax.value_and_grad(ours))(LOGITS)
     assert float(value) == pytest.approx(expected.item(), rel=1e-5)
     np.testing.assert_allclose(gradient, logits.grad.numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("problem", ["single_label", "multi_label", "regression"])
+def test_class_loss_and_gradient_match_torch(problem):
+    """The losses that the classifiers of transformers compute for these problems."""
+    import torch
+    from torch.nn import functional
+
+    logits, rng = LOGITS[0], np.random.default_rng(1)
+    numbers = rng.normal(size=logits.shape).astype(np.float32)
+    labels = {"single_label": TARGETS[0], "multi_label": np.float32(numbers > 0), "regression": numbers}[problem]
+    theirs = {
+        "single_label": functional.cross_entropy,
+        "multi_label": functional.binary_cross_entropy_with_logits,
+        "regression": functional.mse_loss,
+    }[problem]
+    real = torch.tensor([True, True, False, True, True])
+    x = torch.tensor(logits, requires_grad=True)
+    expected = theirs(x[real], torch.tensor(labels)[real])
+    expected.backward()
+
+    def ours(logits):
+        sums = class_loss(logits, labels, np.float32(real), problem)
+        return sums.loss / sums.weight
+
+    value, gradient = jax.jit(jax.value_and_grad(ours))(logits)
+    assert float(value) == pytest.approx(expected.item(), rel=1e-5)
+    np.testing.assert_allclose(gradient, x.grad.numpy(), atol=1e-6)
 
 
 def test_nll_ignores_label_smoothing_and_z_loss():

@@ -34,6 +34,14 @@ def test_every_family_and_every_format_has_a_row():
     assert {SAMPLES[name].model_type for row in table.rows() for name in row.samples} == set(FORMATS)
 
 
+def test_every_shape_has_a_row_for_each_of_its_objectives():
+    shown = {row.title: table.objectives(row) for row in table.rows()}
+    assert shown["Elman RNN, LSTM"] == ["causal", "classify", "tag"]
+    assert shown["Vaswani et al. 2017"] == shown["BART"] == ["seq2seq", "span", "ul2", "infill", "classify"]
+    assert shown["BERT"] == ["masked", "classify", "tag"]
+    assert shown["Qwen3"] == ["causal", "prefix", "classify", "tag"]
+
+
 def test_parity_is_recorded_for_every_sample_and_within_bounds():
     record = table.read_record()
     assert set(record["parity"]) == set(SAMPLES), UPDATE

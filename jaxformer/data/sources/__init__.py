@@ -13,6 +13,7 @@ from jaxformer.data.sources.dates import Dates
 from jaxformer.data.sources.examples import (
     Documents as Documents,
     Example as Example,
+    PlainTexts,
     has_text as has_text,
     place_of as place_of,
     texts_of as texts_of,
@@ -51,5 +52,8 @@ def open_source(config: Source) -> Documents:
 def open_split(cfg: DataConfig, split: SplitName) -> Documents:
     """Open the training or the held-out examples of a run; with a held-out split, both come from `data.train`."""
     if isinstance(cfg.heldout, HeldoutSplit):
-        return split_documents(open_source(cfg.train), cfg.heldout.percent, heldout=split == "heldout")
-    return open_source(cfg.train if split == "train" else cfg.heldout)
+        documents = split_documents(open_source(cfg.train), cfg.heldout.percent, heldout=split == "heldout")
+    else:
+        documents = open_source(cfg.train if split == "train" else cfg.heldout)
+    # Only tagging needs the words of a text one by one.
+    return PlainTexts(documents) if "tags" in documents[0] and cfg.objective.head != "tags" else documents

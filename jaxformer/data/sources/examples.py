@@ -48,6 +48,24 @@ def split_key(example: Example) -> str:
     return _joined(next(iter(example.values())))
 
 
+class PlainTexts(Sequence[Example]):
+    """The examples of a source with tags, whose words are joined by spaces for objectives that read whole texts."""
+
+    def __init__(self, documents: Documents) -> None:
+        self._documents = documents
+
+    def __len__(self) -> int:
+        return len(self._documents)
+
+    def __getitem__(self, index: int) -> Example:
+        example = self._documents[index]
+        return example | {"text": _joined(example["text"])}
+
+    def where(self, index: int) -> str:
+        """Where the example comes from, for messages."""
+        return place_of(self._documents, index)
+
+
 def place_of(documents: Documents, index: int) -> str:
     """Where an example comes from, for messages: its file and line if the source knows them, else its index."""
     where = getattr(documents, "where", None)

@@ -11,6 +11,8 @@ from jaxformer.errors import UserError
 
 log = logging.getLogger(__name__)
 
+SHOWN = 5  # line numbers in a message
+
 
 def open_parallel(cfg: ParallelSource) -> Documents:
     """Pair the lines of the files; pairs with an empty side are skipped."""
@@ -30,22 +32,30 @@ def _read_pairs(inputs: Path, targets: Path) -> list[Example]:
             f"{inputs} has {len(sources):,} lines but {targets} has {len(translations):,}: line i of one file must be "
             "the counterpart of line i of the other"
         )
-    pairs = [
-        {"inputs": source, "targets": target}
-        for source, target in zip(sources, translations, strict=True)
-        if source.strip() and target.strip()
-    ]
+    pairs, skipped = [], []
+    for line, (source, target) in enumerate(zip(sources, translations, strict=True), start=1):
+        if source.strip() and target.strip():
+            pairs.append({"inputs": source, "targets": target})
+        else:
+            skipped.append(line)
     if not pairs:
         raise UserError(f"{inputs} and {targets} have no line with text in both files: add text or remove them")
-    if len(pairs) < len(sources):
-        _report_skipped(inputs, targets, len(sources) - len(pairs), len(sources))
+    if skipped:
+        _report_skipped(inputs, targets, tuple(skipped), len(sources))
     return pairs
 
 
 @cache  # one run opens a source several times, for example to train the tokenizer
-def _report_skipped(inputs: Path, targets: Path, num_skipped: int, total: int) -> None:
+def _report_skipped(inputs: Path, targets: Path, skipped: tuple[int, ...], total: int) -> None:
+    shown = ", ".join([*map(str, skipped[:SHOWN]), *["..."] * (len(skipped) > SHOWN)])
     log.warning(
-        "%s and %s: skipped %s of %s pairs because a line is empty", inputs, targets, f"{num_skipped:,}", f"{total:,}"
+        "%s and %s: skipped %s of %s pairs because a line is empty (line%s %s)",
+        inputs,
+        targets,
+        f"{len(skipped):,}",
+        f"{total:,}",
+        "s" * (len(skipped) > 1),
+        shown,
     )
 
 

@@ -1,17 +1,18 @@
 """Makes the tokenizer of a config, and loads the tokenizer in a directory."""
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxformer.config import ModelConfig, RunConfig, Tokenizer as TokenizerConfig
+from jaxformer.config import ModelConfig, RunConfig, Tokenizer as TokenizerConfig, sentinel_token
 from jaxformer.data.sources import texts_of
 from jaxformer.data.tokenizer.base import BYTES_FILE, Bytes, Tokenizer, load_bytes
 from jaxformer.data.tokenizer.huggingface import TOKENIZER_FILE, load_huggingface
 from jaxformer.data.tokenizer.pair import SOURCE_DIRECTORY, TokenizerPair
 from jaxformer.data.tokenizer.sentencepiece import SENTENCEPIECE_FILE, load_sentencepiece
 from jaxformer.data.tokenizer.training import train_sentencepiece
-from jaxformer.data.tokenizer.translation import SOURCE_FILE, load_translation
+from jaxformer.data.tokenizer.translation import SETTINGS_FILE, SOURCE_FILE, load_translation
 from jaxformer.data.tokenizer.words import WORDS_FILE, load_words, train_words
 from jaxformer.errors import UserError
 
@@ -99,12 +100,25 @@ READERS: dict[str, Callable[[Any], Tokenizer]] = {
     "huggingface": lambda cfg: load_huggingface(cfg.path),
     "directory": lambda cfg: load_tokenizer(cfg.path),
 }
+
+
+def _load_t5(path: Path) -> Tokenizer:
+    """Load T5's SentencePiece file, and its sentinels: transformers adds `extra_ids` of them, the last first."""
+    settings = path.with_name(SETTINGS_FILE)
+    try:
+        fields = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
+        num_sentinels = int(fields.get("extra_ids", 0))
+    except (ValueError, TypeError, AttributeError):
+        raise UserError(f"'{settings}' does not hold a JSON object with a number extra_ids: fetch it again") from None
+    return load_sentencepiece(path).with_tokens([sentinel_token(i) for i in reversed(range(num_sentinels))])
+
+
 # In order of preference: `tokenizer.json` comes before SentencePiece models, because only it has the added tokens and
 # the post-processor.
 LOADERS: dict[str, Callable[[Path], Tokenizer]] = {
     TOKENIZER_FILE: load_huggingface,
     SENTENCEPIECE_FILE: load_sentencepiece,
-    "spiece.model": load_sentencepiece,  # the name of T5's SentencePiece file
+    "spiece.model": _load_t5,
     SOURCE_FILE: load_translation,
     BYTES_FILE: load_bytes,
     WORDS_FILE: load_words,

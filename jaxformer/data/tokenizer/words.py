@@ -50,6 +50,11 @@ class Words(Tokenizer):
     def tokens(self) -> list[str]:
         return [*SPECIAL, *self._counts, *self._extra_tokens]
 
+    @cached_property
+    def word_starts(self) -> np.ndarray:
+        """Every token is a whole word."""
+        return np.ones(self.vocab_size, bool)
+
     def _with_new_tokens(self, tokens: list[str]) -> "Words":
         return Words(self._counts, self.lowercase, (*self._extra_tokens, *tokens))
 
