@@ -88,14 +88,7 @@ def _make_parser() -> argparse.ArgumentParser:
     _add_overrides(sub)
 
     sub = command("preflight", _preflight, "compile for TPUs or GPUs that are not attached: memory, collectives, speed")
-    sub.add_argument("config", metavar="CONFIG", nargs="?", help="a Python file that defines config()")
-    sub.add_argument(
-        "--topology",
-        metavar="NAME",
-        help="for example v5e-256 or h100-64; `list` prints all; default: mesh.topology of the config",
-    )
-    sub.add_argument("--json", metavar="FILE", help="write the report as JSON; - is standard output")
-    _add_overrides(sub)
+    _add_preflight_arguments(sub)
 
     sub = command("tokenizer", _tokenizer, "train a SentencePiece tokenizer on text files")
     sub.add_argument("input", metavar="INPUT", nargs="+", help="UTF-8 text files, plain or compressed")
@@ -139,6 +132,17 @@ def _make_parser() -> argparse.ArgumentParser:
     sub = command("bench", _bench, "benchmark training, the input pipeline or decoding on this machine")
     _add_bench_arguments(sub)
     return parser
+
+
+def _add_preflight_arguments(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("config", metavar="CONFIG", nargs="?", help="a Python file that defines config()")
+    sub.add_argument(
+        "--topology",
+        metavar="NAME",
+        help="for example v5e-256 or h100-64; `list` prints all; default: mesh.topology of the config",
+    )
+    sub.add_argument("--json", metavar="FILE", help="write the report as JSON; - is standard output")
+    _add_overrides(sub)
 
 
 def _add_generate_arguments(sub: argparse.ArgumentParser) -> None:

@@ -28,7 +28,7 @@ _ENTRIES = (
 
 
 def _entries(model: ModelConfig) -> tuple[Entry, ...]:
-    """Return the table; a classifier has a dense layer of its own instead of the pooler's, and a tagger has none."""
+    """Return the table; a classifier has its own dense layer instead of the pooler's, and a tagger has none."""
     is_classifier = head_kind(model) == "classes"
     dense = "classifier.dense" if is_classifier else "{base}pooler.dense"
     return (*_ENTRIES, *pooler_entries(dense, "classifier.out_proj" if is_classifier else "classifier"))

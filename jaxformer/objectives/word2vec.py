@@ -1,6 +1,6 @@
 """Word vectors by negative sampling (arXiv:1310.4546): skip-gram and continuous bag of words.
 
-A batch holds the words that are left after subsampling; every position has a window of its own, drawn anew in every
+A batch holds the words that are left after subsampling; every position has its own window, drawn anew in every
 step. Deviation: a random word that equals the predicted one counts for nothing, where the paper draws another one.
 """
 

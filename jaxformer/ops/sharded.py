@@ -58,7 +58,7 @@ def all_gather(shard: Float[Array, "d *dims"], fsdp: Fsdp) -> Float[Array, "D *d
 
 def reduce_scatter(array: Float[Array, "D *dims"], fsdp: Fsdp) -> Float[Array, "d *dims"]:
     """This device's shard of the leading dimension of the sum over devices."""
-    # Shards are a dimension of their own: the TPU compiler may store the rows of a matrix last, and then all-reduces.
+    # Shards are a separate dimension: the TPU compiler may store the rows of a matrix last, and then all-reduces.
     parts = array.reshape(*fsdp.factors, -1, *array.shape[1:])
     for groups in _axis_groups(fsdp.factors):
         parts = jax.lax.psum_scatter(parts, AXIS, axis_index_groups=groups, tiled=False)

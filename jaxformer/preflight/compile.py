@@ -1,4 +1,4 @@
-"""Compile the train step of a config for the devices of a topology, in a process of its own.
+"""Compile the train step of a config for the devices of a topology, in a separate process.
 
 The compilers print to standard error, abort the process on some errors, and must not see XLA flags for other platforms.
 `compile_step` starts `python -m jaxformer.preflight.compile`, which reads a job and writes its result as JSON.
