@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from jaxformer.errors import UserError
+from jaxformer.layers.remat import rematerialize
 from jaxformer.ops.attention import (
     AttentionInputs,
     AttentionParams,
@@ -44,6 +45,11 @@ def make_inputs(N: int, K: int, H: int, T: int, S: int, mask: Mask, softcap: flo
     rng = np.random.default_rng(0)
     q, k, v = (rng.normal(size=shape).astype(np.float32) for shape in ((2, T, N, H), (2, K, S, H), (2, K, S, H)))
     return AttentionInputs(q, k, v, mask, AttentionParams(0.31, softcap))
+
+
+def half_precision(inputs: AttentionInputs) -> AttentionInputs:
+    arrays = ("q_BTNH", "k_BKSH", "v_BKSH")
+    return replace(inputs, **{name: getattr(inputs, name).astype(jnp.bfloat16) for name in arrays})
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -90,9 +96,7 @@ def test_splash_is_chosen_on_a_tpu_for_what_it_supports():
 
 def test_cudnn_is_chosen_on_a_gpu_for_what_it_supports():
     inputs = make_inputs(2, 1, 16, 256, 256, Mask(causal=True, window=70))
-    half = replace(
-        inputs, **{name: getattr(inputs, name).astype(jnp.bfloat16) for name in ("q_BTNH", "k_BKSH", "v_BKSH")}
-    )
+    half = half_precision(inputs)
     assert choose_kernel(half, "gpu").kernel == "cudnn"
     reasons = {
         "it computes in bfloat16 or float16, and the inputs are float32": inputs,
@@ -110,3 +114,29 @@ def test_choices_are_recorded_while_a_program_is_traced():
         jax.eval_shape(lambda: attend(inputs, platform="cpu"))
     assert list(choices) == ["causal, window 70, soft cap 0.8, 256 queries, 256 keys"]
     assert [choice.kernel for choice in choices.values()] == ["blocked"]
+
+
+# ---------------------------------------------------------------- rematerialisation
+def test_cudnn_does_not_run_forward_again_if_its_outputs_are_saved(monkeypatch):
+    """Traced only: the kernel's two outputs have names in its forward rule, but not the mask, which is large."""
+    monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version", lambda: 91_000)
+    inputs = half_precision(make_inputs(*CASES["grouped queries, packed"]))
+
+    def runs_and_saved(remat):
+        def attend(q):
+            return cudnn.attend(replace(inputs, q_BTNH=q))
+
+        block = rematerialize(attend, remat)
+        text = str(jax.make_jaxpr(lambda q: jax.vjp(block, q)[1](q))(inputs.q_BTNH))
+        assert text.count("dot_product_attention_bwd_wrapper[") == 1
+        saved = jax.tree.leaves(jax.eval_shape(lambda q: jax.vjp(block, q)[1], inputs.q_BTNH))
+        return text.count("dot_product_attention_fwd_wrapper["), {leaf.shape for leaf in saved}
+
+    q, log_sum_exp = inputs.q_BTNH.shape, (2, 4, 256)
+    runs, saved = runs_and_saved("full")
+    assert runs == 2
+    assert log_sum_exp not in saved
+    runs, saved = runs_and_saved("attention")
+    assert runs == 1
+    assert {q, log_sum_exp} <= saved
+    assert (2, 1, 256, 256) not in saved

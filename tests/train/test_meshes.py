@@ -112,7 +112,7 @@ def test_all_axes_at_once(name):
     check(name, MESHES[2])
 
 
-@pytest.mark.parametrize("remat", ["none", "full"])
+@pytest.mark.parametrize("remat", ["none", "full", "attention", "offload"])
 def test_rematerialisation_with_sharded_weights(remat):
     check("gpt2", {"data": 2, "fsdp": 4}, remat)
 
