@@ -89,7 +89,8 @@ class TrainConfig(Config):
     label_smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Probability that is spread evenly over the vocabulary in the targets. 0: no smoothing."""
     loss_chunks: PositiveInt | Literal["auto"] = "auto"
-    """Number of chunks of the sequence whose logits are computed in turn, to save memory. auto: chosen by size."""
+    """Number of chunks of the sequence, or with `mesh.fsdp` of the vocabulary, whose logits are computed in turn, to
+    save memory. auto: chosen by size."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """dtype of activations; parameters are always float32. auto: bfloat16 on TPU and GPU, float32 on CPU."""
     remat: Remat = "dots"

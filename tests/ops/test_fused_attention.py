@@ -38,7 +38,22 @@ CASES = {
     "packed source": (2, 2, 16, 256, 130, Mask(q_segments=SEGMENTS, kv_segments=SOURCE), None),
     "part of a block": (2, 1, 8, 200, 200, Mask(causal=True), None),
     "more keys than queries": (2, 1, 8, 130, 300, Mask(), None),
-}
+    "more keys than queries, causal": (2, 1, 8, 130, 300, Mask(causal=True), None),
+    "more queries than keys, causal": (2, 2, 8, 300, 130, Mask(causal=True), 0.8),
+    "other lengths in a window both ways": (4, 2, 8, 130, 300, Mask(window=200), 0.8),
+    "window of itself": (1, 1, 8, 128, 256, Mask(causal=True, window=1), None),
+    "several blocks, one incomplete": (2, 1, 8, 1100, 1100, Mask(causal=True, window=300), 0.8),
+    "one key-value head, packed": (
+        4, 1, 128, 256, 256, Mask(causal=True, q_segments=SEGMENTS, kv_segments=SEGMENTS), 0.8
+    ),
+    "window, packed, wide heads": (
+        2, 2, 160, 256, 256, Mask(causal=True, window=70, q_segments=SEGMENTS, kv_segments=SEGMENTS), None
+    ),
+    "packed source, grouped queries, soft cap": (
+        4, 2, 64, 256, 130, Mask(q_segments=SEGMENTS, kv_segments=SOURCE), 0.8
+    ),
+}  # fmt: skip
+CAPPED = {name for name, case in CASES.items() if case[-1] is not None}
 
 
 def make_inputs(N: int, K: int, H: int, T: int, S: int, mask: Mask, softcap: float | None = None) -> AttentionInputs:
@@ -57,7 +72,26 @@ def test_splash_attention_matches_the_reference(case):
     check(make_inputs(*CASES[case]), lambda inputs: splash.attend(inputs, interpret=True))
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if "soft cap" not in case])
+def test_splash_attention_is_tested_with_all_that_it_supports():
+    """Every kind of mask with a soft cap, packed rows, fewer key-value heads, other lengths and padding."""
+    tested = set()
+    for N, K, H, T, S, mask, softcap in CASES.values():
+        kind = ("causal " if mask.causal else "") + ("window" if mask.window else "")
+        others = {
+            "soft cap": softcap is not None,
+            "packed": mask.q_segments is not None,
+            "grouped": K < N,
+            "other lengths": T != S,
+            "padded": T % splash.LANES > 0 or S % splash.LANES > 0,
+        }
+        tested |= {(kind, name) for name, present in others.items() if present}
+        assert splash.unsupported(make_inputs(N, K, H, T, S, mask, softcap), "tpu") is None
+    kinds = ("", "causal ", "window", "causal window")
+    assert tested == {(kind, name) for kind in kinds for name in others}
+    assert {16, 128, 160} <= {case[2] for case in CASES.values()}, "head dimensions"
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case not in CAPPED])
 def test_the_arguments_of_cudnn_match_the_reference(case):
     check(make_inputs(*CASES[case]), lambda inputs: cudnn.attend(inputs, implementation="xla"))
 
