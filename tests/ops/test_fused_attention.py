@@ -59,7 +59,7 @@ CAPPED = {name for name, case in CASES.items() if case[-1] is not None}
 def make_inputs(N: int, K: int, H: int, T: int, S: int, mask: Mask, softcap: float | None = None) -> AttentionInputs:
     rng = np.random.default_rng(0)
     q, k, v = (rng.normal(size=shape).astype(np.float32) for shape in ((2, T, N, H), (2, K, S, H), (2, K, S, H)))
-    return AttentionInputs(q, k, v, mask, AttentionParams(0.31, softcap))
+    return AttentionInputs(q, k, v, mask, AttentionParams(1.24 * H**-0.5, softcap))
 
 
 def half_precision(inputs: AttentionInputs) -> AttentionInputs:
