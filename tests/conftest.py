@@ -1,11 +1,14 @@
 """All tests run on eight CPU devices, offline, with a compilation cache that is kept between runs."""
 
+import fcntl
 import gc
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 assert "jax" not in sys.modules, "jax reads these variables when it is first imported"
@@ -39,3 +42,12 @@ settings.load_profile("jaxformer")
 # Tracing allocates many short-lived objects next to the large heaps of torch and transformers, which every full
 # collection would scan.
 gc.set_threshold(100_000, 50, 1000)
+
+
+@pytest.fixture
+def tpu_compiler() -> Iterator[None]:
+    """Skips a test if the TPU compiler is not installed, and lets only one worker of pytest use it at a time."""
+    pytest.importorskip("libtpu", reason="the TPU compiler is not installed")
+    with CACHE.with_suffix(".tpu-lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -142,6 +142,9 @@ class OptimConfig(Config):
     """Decoupled weight decay, multiplied by the learning rate; not applied to norms and biases. 0: no decay."""
     clip_norm: PositiveFloat | None = 1.0
     """Maximum global norm of the gradient; larger gradients are scaled down to it. None: no clipping."""
+    moment_dtype: Literal["float32", "bfloat16"] = "float32"
+    """dtype of stored moments: the first and the second of AdamW (also where Muon uses it), the momentum of Lion, SGD
+    and Muon. bfloat16 halves their memory: they are rounded stochastically, and updates are computed in float32."""
     ema_decay: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     """Decay rate of a moving average of the parameters, which evaluation and decoding then use. None: no average."""
 
@@ -149,4 +152,18 @@ class OptimConfig(Config):
     def _nesterov_needs_momentum(self) -> "OptimConfig":
         if isinstance(self.algorithm, Sgd) and self.algorithm.nesterov and not self.algorithm.momentum:
             raise ValueError("algorithm.nesterov=true with algorithm.momentum=0: set a momentum, such as 0.9")
+        return self
+
+    @model_validator(mode="after")
+    def _has_moments(self) -> "OptimConfig":
+        name = self.algorithm.kind
+        has_none = isinstance(self.algorithm, Adafactor) or (
+            isinstance(self.algorithm, Sgd) and not self.algorithm.momentum
+        )
+        if self.moment_dtype != "float32" and has_none:
+            reason = "factored second moments, which are small" if name == "adafactor" else "no momentum"
+            raise ValueError(
+                f"moment_dtype={self.moment_dtype} with algorithm.kind={name}, which has {reason}: "
+                "set moment_dtype=float32, or use adamw, lion or muon"
+            )
         return self

@@ -25,6 +25,7 @@ from jaxformer.topology import parse_topology
 from jaxformer.typing import BatchLayout
 
 AxisSize = Annotated[int, Field(ge=-1)]
+Remat = Literal["none", "full", "attention", "dots", "offload"]
 MESH_AXES = ("data", "fsdp", "tensor", "context", "expert", "stage")
 
 
@@ -88,11 +89,13 @@ class TrainConfig(Config):
     label_smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Probability that is spread evenly over the vocabulary in the targets. 0: no smoothing."""
     loss_chunks: PositiveInt | Literal["auto"] = "auto"
-    """Number of chunks of the sequence whose logits are computed in turn, to save memory. auto: chosen by size."""
+    """Number of chunks of the sequence, or with `mesh.fsdp` of the vocabulary, whose logits are computed in turn, to
+    save memory. auto: chosen by size."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """dtype of activations; parameters are always float32. auto: bfloat16 on TPU and GPU, float32 on CPU."""
-    remat: Literal["none", "full", "dots"] = "dots"
-    """What the backward pass recomputes. none: nothing; full: whole blocks; dots: all but matmuls and attention."""
+    remat: Remat = "dots"
+    """What the backward pass recomputes. none: nothing; full: whole blocks; attention: blocks, except the attention
+    kernels; dots: all but matmuls and attention; offload: as attention, and what is saved is kept in host memory."""
     unroll: PositiveInt | Literal["all"] = 1
     """Layer patterns per iteration of the scan over layers, or `all`: no scan; parameters do not depend on it."""
     attention: Literal["auto", "reference", "blocked", "scanned", "splash", "cudnn"] = "auto"

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxformer.config import FanInInit, Init, NormalInit, NormConfig, XavierInit
+from jaxformer.config.run import Remat
 from jaxformer.ops.norms import layer_norm, rms_norm
 from jaxformer.ops.weights import Dense, DenseTable, Weight
 
@@ -23,7 +24,7 @@ class Runtime:
     """Run-time options of a model; none of them changes the name or shape of a parameter."""
 
     dtype: Any = jnp.float32
-    remat: Literal["none", "full", "dots"] = "none"
+    remat: Remat = "none"
     unroll: int | Literal["all"] = 1
     attention: str = "auto"
     platform: str = "cpu"

@@ -9,10 +9,12 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 
 from jaxformer.config import Init, InitConfig, RecurrentConfig
 from jaxformer.layers.block import Context
 from jaxformer.layers.linear import Linear, Runtime, initializer
+from jaxformer.layers.remat import BLOCK_INPUT, POLICIES
 from jaxformer.ops.elementwise import dropout, split_key
 from jaxformer.ops.recurrence import NUM_GATES, RecurrentState, empty_state, recur
 from jaxformer.sharding import constrain
@@ -30,7 +32,8 @@ class Recurrent(nn.Module):
     def setup(self) -> None:
         cfg, kernel_init = self.config, self.init_config.kernel
         # remat="dots" would save the gates, which are nearly everything that is saved anyway, so it is like "none".
-        layer = nn.remat(RecurrentLayer) if self.runtime.remat == "full" else RecurrentLayer
+        remat = self.runtime.remat
+        layer = RecurrentLayer if remat in ("none", "dots") else nn.remat(RecurrentLayer, policy=POLICIES[remat])
         widths = [self.embed_dim] + [cfg.dim] * (cfg.num_layers - 1)
         self.layers = [layer(cfg, width, kernel_init, self.runtime) for width in widths]
         if cfg.dim != self.embed_dim:
@@ -73,6 +76,7 @@ class RecurrentLayer(nn.Module):
     @nn.compact
     def __call__(self, x_BTD: jax.Array, context: Context, state: RecurrentState) -> tuple[jax.Array, RecurrentState]:
         cfg, dtype, num_gates = self.config, self.runtime.dtype, NUM_GATES[self.config.cell]
+        x_BTD = checkpoint_name(x_BTD, BLOCK_INPUT)
         shape, axes = (self.input_dim, num_gates, cfg.dim), ("embed", None, "mlp")
         inputs = Linear(shape, axes, self.kernel_init, self.runtime, out_dtype=jnp.float32, name="input")
         init = nn.with_logical_partitioning(initializer(self.kernel_init, 1), ("state", None, "mlp"))

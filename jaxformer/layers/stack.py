@@ -16,17 +16,11 @@ from jaxformer.config import InitConfig, ModelConfig, StackConfig
 from jaxformer.layers.attention import KeysValues
 from jaxformer.layers.block import Block, Context, LayerCache
 from jaxformer.layers.linear import Norm, Runtime, initializer
+from jaxformer.layers.remat import rematerialize
 from jaxformer.ops.biases import BucketedBias
 from jaxformer.ops.elementwise import split_key
 from jaxformer.typing import Params
 
-REMAT_POLICIES = {
-    "full": jax.checkpoint_policies.nothing_saveable,
-    "dots": jax.checkpoint_policies.save_from_both_policies(
-        jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-        jax.checkpoint_policies.save_only_these_names("attention"),
-    ),
-}
 Layer = tuple[Block, Params]
 Losses = list[jax.Array | None]
 
@@ -98,7 +92,7 @@ class Stack(nn.Module):
     ) -> tuple[jax.Array, Losses]:
         losses: Losses = []
         for (block, params), key in zip(layers, keys, strict=True):
-            x_BTD, loss = self._block_function(block)(params, x_BTD, context, key)
+            x_BTD, loss = self._block_function(block)(x_BTD, params, context, key)
             losses.append(loss)
         return x_BTD, losses
 
@@ -110,7 +104,7 @@ class Stack(nn.Module):
         def one_repeat(x_BTD, inputs):
             (layers, keys), losses = inputs, []
             for i, apply in enumerate(blocks):
-                x_BTD, loss = apply(layers[i], x_BTD, context, None if keys is None else keys[i])
+                x_BTD, loss = apply(x_BTD, layers[i], context, None if keys is None else keys[i])
                 losses.append(loss)
             return x_BTD, losses
 
@@ -120,14 +114,13 @@ class Stack(nn.Module):
         return jax.lax.scan(one_repeat, x_BTD, (layers, stacked_keys), unroll=unroll)
 
     def _block_function(self, block: Block) -> Callable[..., tuple[jax.Array, jax.Array | None]]:
-        """A block without a cache as a function of its parameters, with the rematerialisation of the runtime."""
+        """A block without a cache as a function, with the rematerialisation of the runtime."""
 
-        def apply(params, x_BTD, context, key):
+        def apply(x_BTD, params, context, key):
             result = block.apply({"params": params}, x_BTD, context, key=key)
             return result.x_BTD, result.router_loss
 
-        policy = REMAT_POLICIES.get(self.runtime.remat)
-        return apply if self.runtime.remat == "none" else jax.checkpoint(apply, policy=policy)
+        return rematerialize(apply, self.runtime.remat)
 
     def _normalize(self, x_BTD: jax.Array) -> jax.Array:
         return x_BTD if self.config.final_norm is None else self.final_norm(x_BTD)

@@ -32,7 +32,7 @@ class LossOptions(NamedTuple):
     label_smoothing: float = 0.0
     z_loss: float = 0.0
     num_chunks: int = 1
-    """Number of chunks that the sequence is split into; must divide its length."""
+    """Number of chunks that the sequence is split into; it is padded if they do not divide it."""
     vocab_chunks: int = 1
     """Number of chunks that the vocabulary is split into where the output matrix is sharded (`vocab_loss`)."""
 
@@ -97,22 +97,29 @@ def class_loss(
     return LossSums(total, total, jnp.sum(correct_B * weights_B), weights_B.sum())
 
 
+MAX_LOGITS = 2**27
+"""Logits of a chunk that `auto` does not exceed, if the sequence is long enough: 512 MiB."""
+
+
 def auto_chunks(num_rows: int, length: int, vocab_size: int) -> int:
     """Number of chunks that keeps logits small and matrix products large, for this number of rows on one device."""
     positions, chunks = max(num_rows, 1) * length, 1
-    # Chunks with fewer positions no longer keep the device busy; chunks with fewer logits hardly save memory.
-    while (
-        length % (2 * chunks) == 0
-        and positions // (2 * chunks) >= 1024
-        and positions // (2 * chunks) * vocab_size >= 2**22
-    ):
+
+    def splits_further() -> bool:
+        half = positions // (2 * chunks)
+        padding = -length % (2 * chunks)
+        # Chunks with fewer positions no longer keep the device busy; chunks with fewer logits hardly save memory.
+        is_worthwhile = half >= 1024 and half * vocab_size >= 2**22
+        return 8 * padding <= length and (is_worthwhile or 2 * half * vocab_size > MAX_LOGITS)
+
+    while splits_further():
         chunks *= 2
     return chunks
 
 
 def auto_vocab_chunks(num_tokens: int, vocab_size: int) -> int:
-    """Number of chunks of the vocabulary that keeps the logits of this number of tokens at 512 MiB."""
-    return max(1, round(num_tokens * vocab_size / 2**27))
+    """Number of chunks of the vocabulary that keeps the logits of this number of tokens below `MAX_LOGITS`."""
+    return max(1, -(-num_tokens * vocab_size // MAX_LOGITS))
 
 
 Head = Callable[[PyTree, Float[Array, "B T D"]], Float[Array, "B T V"]]
@@ -127,14 +134,14 @@ def head_loss(
     targets_BT: Int[Array, "B T"],
     weights_BT: Float[Array, "B T"],
 ) -> tuple[LossSums, TokenLosses]:
-    """`cross_entropy(head(params, hidden), ...)` with only T / num_chunks positions of logits in memory.
+    """`cross_entropy(head(params, hidden), ...)` with the logits of T / num_chunks positions in memory.
 
     The gradient is computed in the forward pass, chunk by chunk, so logits are neither stored nor recomputed. Only
     `LossSums.loss` is differentiable.
     """
     chunks = _split_chunks(options.num_chunks, hidden_BTD, targets_BT, weights_BT)
     sums, tokens = jax.lax.map(lambda chunk: _chunk_loss(head, options, params, *chunk), chunks)
-    return _add_chunks(sums), _join_chunks(tokens)
+    return _add_chunks(sums), _join_chunks(tokens, targets_BT.shape[1])
 
 
 def _head_loss_forward(head: Head, options: LossOptions, params, hidden_BTD, targets_BT, weights_BT):
@@ -146,7 +153,8 @@ def _head_loss_forward(head: Head, options: LossOptions, params, hidden_BTD, tar
     chunks = _split_chunks(options.num_chunks, hidden_BTD, targets_BT, weights_BT)
     zeros = jax.tree.map(jnp.zeros_like, params)
     d_params, ((sums, tokens), d_hidden) = jax.lax.scan(add_chunk, zeros, chunks)
-    return (_add_chunks(sums), _join_chunks(tokens)), (d_params, _join_chunks(d_hidden))
+    length = targets_BT.shape[1]
+    return (_add_chunks(sums), _join_chunks(tokens, length)), (d_params, _join_chunks(d_hidden, length))
 
 
 def _head_loss_backward(head: Head, options: LossOptions, saved, cotangents: tuple[LossSums, TokenLosses]):
@@ -171,13 +179,21 @@ def _chunk_loss(head: Head, options: LossOptions, params, hidden, targets, weigh
 
 
 def _split_chunks(num_chunks: int, *arrays: Array) -> list[Array]:
-    """Split along T: splitting along B would move rows between devices when the batch is sharded."""
-    return [jnp.moveaxis(a.reshape(a.shape[0], num_chunks, -1, *a.shape[2:]), 1, 0) for a in arrays]
+    """Split along T: splitting along B would move rows between devices when the batch is sharded.
+
+    Zeros extend T to a multiple of the number of chunks: these positions have no weight.
+    """
+
+    def split(a: Array) -> Array:
+        padded = jnp.pad(a, [(0, 0), (0, -a.shape[1] % num_chunks), *[(0, 0)] * (a.ndim - 2)])
+        return jnp.moveaxis(padded.reshape(a.shape[0], num_chunks, -1, *a.shape[2:]), 1, 0)
+
+    return [split(a) for a in arrays]
 
 
-def _join_chunks(chunks: PyTree) -> PyTree:
+def _join_chunks(chunks: PyTree, length: int) -> PyTree:
     """The inverse of `_split_chunks`."""
-    return jax.tree.map(lambda a: jnp.moveaxis(a, 0, 1).reshape(a.shape[1], -1, *a.shape[3:]), chunks)
+    return jax.tree.map(lambda a: jnp.moveaxis(a, 0, 1).reshape(a.shape[1], -1, *a.shape[3:])[:, :length], chunks)
 
 
 def _add_chunks(sums: LossSums) -> LossSums:

@@ -1,4 +1,4 @@
-"""Random numbers of the rows of a batch that do not depend on how the rows are split over devices."""
+"""Random numbers that do not depend on how arrays are split over devices, and stochastic rounding."""
 
 import math
 
@@ -23,6 +23,15 @@ def uniform(key: jax.Array, shape: tuple[int, ...]) -> Float[Array, "B *dims"]:
     ones = jnp.uint32(jnp.finfo(jnp.float32).bits - jnp.finfo(jnp.float32).nmant)
     mantissa = jax.lax.shift_right_logical(bits_hi ^ bits_lo, ones) | jnp.uint32(0x3F800000)
     return jax.lax.bitcast_convert_type(mantissa, jnp.float32) - 1.0
+
+
+def round_to_bfloat16(key: jax.Array, x: Float[Array, "*dims"]) -> Float[Array, "*dims"]:
+    """Round a float32 array stochastically: up or down, with the probabilities that make the mean equal to `x`."""
+    bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
+    # A bfloat16 is the upper half of a float32. The carry from a random lower half rounds up as often as it should.
+    carried = bits + jax.random.bits(key, x.shape, jnp.uint16)
+    rounded = jax.lax.bitcast_convert_type((carried >> 16).astype(jnp.uint16), jnp.bfloat16)
+    return jnp.where(jnp.isfinite(x), rounded, x.astype(jnp.bfloat16))
 
 
 def _element_index(first: jax.Array | int, shape: tuple[int, ...]) -> tuple[Array, Array]:

@@ -13,14 +13,16 @@ from optax import contrib
 from jaxformer.config import OptimConfig
 from jaxformer.config.optim import Adafactor, AdamW, AnySchedule, Lion, Muon, Sgd
 from jaxformer.ops.axes import Axes, matrix_dims
+from jaxformer.train.moments import store_in_bfloat16
 from jaxformer.typing import Params, PyTree
 
 
 def make_optimizer(config: OptimConfig, steps: int, axes: PyTree) -> optax.GradientTransformation:
     """The full update rule; `axes` are the logical axes of the parameters, by which Muon recognises matrices."""
+    algorithm = _ALGORITHMS[config.algorithm.kind](config.algorithm, axes)
     return optax.chain(
         optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
-        _ALGORITHMS[config.algorithm.kind](config.algorithm, axes),
+        store_in_bfloat16(algorithm) if config.moment_dtype == "bfloat16" else algorithm,
         optax.add_decayed_weights(config.weight_decay, mask=decay_mask),
         optax.scale_by_learning_rate(make_schedule(config.schedule, config.learning_rate, steps)),
     )

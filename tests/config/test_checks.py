@@ -124,6 +124,14 @@ DECODER_ONLY = {
         ["optim.algorithm.kind=sgd", "optim.algorithm.nesterov=true"],
         ["optim", "algorithm.nesterov=true", "algorithm.momentum=0", "0.9"],
     ),
+    "bfloat16 moments of an optimizer without momentum": (
+        ["optim.algorithm.kind=sgd", "optim.moment_dtype=bfloat16"],
+        ["optim", "moment_dtype=bfloat16", "algorithm.kind=sgd", "no momentum", "set moment_dtype=float32"],
+    ),
+    "bfloat16 moments of Adafactor": (
+        ["optim.algorithm.kind=adafactor", "optim.moment_dtype=bfloat16"],
+        ["optim", "moment_dtype=bfloat16", "algorithm.kind=adafactor", "factored", "adamw"],
+    ),
     "two mesh axes of -1": (["mesh.fsdp=-1"], ["mesh", "data, fsdp", "-1", "only one"]),
     "a mesh axis of size zero": (["mesh.tensor=0"], ["mesh", "tensor=0", "size 1"]),
     "a negative mesh axis": (["mesh.tensor=-2"], ["mesh.tensor = -2", "-1"]),

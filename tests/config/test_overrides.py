@@ -209,7 +209,7 @@ def test_an_unknown_key_without_a_near_match_lists_all(run):
         ("train.steps=0", ["train.steps", "0", "greater than 0"]),
         ("train.steps=true", ["train.steps", "integer"]),
         ("data.pack=maybe", ["data.pack=maybe", "boolean"]),
-        ("train.remat=some", ["train.remat=some", "'none', 'full' or 'dots'"]),
+        ("train.remat=some", ["train.remat=some", "'none', 'full', 'attention', 'dots' or 'offload'"]),
         ("optim.learning_rate=-1", ["optim.learning_rate", "-1", "greater than 0"]),
         ("optim.learning_rate=Infinity", ["optim.learning_rate", "finite"]),
         ("optim.algorithm.kind=adam", ["optim.algorithm.kind=adam", "'adamw'", "'sgd'"]),

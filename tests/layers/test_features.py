@@ -21,6 +21,7 @@ from jaxformer.layers.attention import Attention
 from jaxformer.layers.block import Block, Context
 from jaxformer.layers.linear import Norm
 from jaxformer.layers.mlp import Mlp
+from jaxformer.layers.remat import POLICIES
 from jaxformer.layers.stack import unstack_layers
 from jaxformer.ops.biases import BucketedBias
 from jaxformer.ops.masks import Mask
@@ -35,8 +36,7 @@ X = RNG.normal(size=(2, 6, 16)).astype(np.float32)
 RUNTIMES = {
     "unroll 2": Runtime(unroll=2),
     "unroll all": Runtime(unroll="all"),
-    "remat full": Runtime(remat="full"),
-    "remat dots": Runtime(remat="dots"),
+    **{f"remat {remat}": Runtime(remat=remat) for remat in POLICIES},
 }
 
 

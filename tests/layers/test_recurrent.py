@@ -250,15 +250,16 @@ def test_dropout_between_layers(cell):
 
 
 # ---------------------------------------------------------------- remat, dtypes, parameters
+@pytest.mark.parametrize("remat", ["full", "offload"])
 @pytest.mark.parametrize("cell", LSTM_FIRST)
-def test_remat_does_not_change_gradients(cell):
+def test_remat_does_not_change_gradients(cell, remat):
     params, x = params_of(stack(cell)), normal(B, T, D)
 
     def gradient(remat):
         module = stack(cell, remat=remat)
         return jax.jit(jax.grad(lambda p: jnp.sin(module.apply({"params": p}, x, PACKED)[0]).sum()))
 
-    none, full = gradient("none"), gradient("full")
+    none, full = gradient("none"), gradient(remat)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), full(params), none(params))
     scans = {f: str(jax.make_jaxpr(f)(params)).count("scan[") for f in (none, full)}
     assert scans[full] == scans[none] + L, "each layer runs again in the backward pass"

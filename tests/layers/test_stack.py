@@ -10,6 +10,7 @@ from jaxformer.decode.cache import make_caches
 from jaxformer.layers import Runtime, Transformer
 from jaxformer.layers.block import Block, Context
 from jaxformer.layers.linear import Norm
+from jaxformer.layers.remat import POLICIES
 from jaxformer.layers.stack import unstack_layers
 from jaxformer.ops.losses import cross_entropy
 from jaxformer.typing import tokens_from_ids
@@ -19,15 +20,16 @@ TOKENS = tokens_from_ids(jnp.array(IDS))
 RUNTIMES = {
     "unroll 2": Runtime(unroll=2),
     "unroll all": Runtime(unroll="all"),
-    "remat full": Runtime(remat="full"),
-    "remat dots": Runtime(remat="dots"),
+    **{f"remat {remat}": Runtime(remat=remat) for remat in POLICIES},
+    "remat offload, unrolled": Runtime(remat="offload", unroll="all"),
 }
+DEFAULT = ("unroll 2", "remat dots", "remat attention", "remat offload")
 
 
 # ---------------------------------------------------------------- scan, unroll, remat
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=() if name in ("unroll 2", "remat dots") else pytest.mark.slow) for name in RUNTIMES],
+    [pytest.param(name, marks=() if name in DEFAULT else pytest.mark.slow) for name in RUNTIMES],
 )
 def test_runtime_changes_neither_loss_nor_gradients(mixed, params_of, scanned, name):
     """With dropout: each layer must get the same key under every runtime, and again when it is recomputed."""
@@ -68,7 +70,8 @@ def test_remat_saves_less_for_the_backward_pass(mixed, params_of, unroll):
         return sum(leaf.size for leaf in jax.tree.leaves(pullback))
 
     params = params_of(mixed)
-    assert saved_size("full") < saved_size("dots") < saved_size("none")
+    assert saved_size("full") < saved_size("attention") < saved_size("dots") < saved_size("none")
+    assert saved_size("offload") == saved_size("attention")
 
 
 def test_unroll_beyond_the_number_of_layers_unrolls_all(mixed, forward):

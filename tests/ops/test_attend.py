@@ -184,6 +184,21 @@ def test_soft_caps_and_biases_match_torch(visible, impl, case):
     assert len(jax.tree.leaves(gradients)) == len(expected_gradients) == (4 if "buckets" in name else 3)
 
 
+def test_the_scanned_form_never_unrolls():
+    """Programs for 16 and for 64 blocks of queries have as many matrix products, forward and backward."""
+
+    def num_products(num_queries):
+        q = jax.ShapeDtypeStruct((1, num_queries, 4, 8), jnp.float32)
+        mask = Mask(causal=True)
+
+        def loss(q, table):
+            return attend(q, q, q, mask, scale=SCALE, bias=BucketedBias(table, 90, causal=True), impl="scanned").sum()
+
+        return str(jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(q, TABLE)).count("dot_general[")
+
+    assert num_products(64 * 64) == num_products(16 * 64) > 0
+
+
 @pytest.mark.parametrize("impl", ON_CPU)
 def test_bias_gradient_under_dropout(impl):
     """The gradient of the bias table against finite differences with the same dropout mask."""

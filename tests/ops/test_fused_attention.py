@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from jaxformer.errors import UserError
+from jaxformer.layers.remat import rematerialize
 from jaxformer.ops.attention import (
     AttentionInputs,
     AttentionParams,
@@ -37,13 +38,33 @@ CASES = {
     "packed source": (2, 2, 16, 256, 130, Mask(q_segments=SEGMENTS, kv_segments=SOURCE), None),
     "part of a block": (2, 1, 8, 200, 200, Mask(causal=True), None),
     "more keys than queries": (2, 1, 8, 130, 300, Mask(), None),
-}
+    "more keys than queries, causal": (2, 1, 8, 130, 300, Mask(causal=True), None),
+    "more queries than keys, causal": (2, 2, 8, 300, 130, Mask(causal=True), 0.8),
+    "other lengths in a window both ways": (4, 2, 8, 130, 300, Mask(window=200), 0.8),
+    "window of itself": (1, 1, 8, 128, 256, Mask(causal=True, window=1), None),
+    "several blocks, one incomplete": (2, 1, 8, 1100, 1100, Mask(causal=True, window=300), 0.8),
+    "one key-value head, packed": (
+        4, 1, 128, 256, 256, Mask(causal=True, q_segments=SEGMENTS, kv_segments=SEGMENTS), 0.8
+    ),
+    "window, packed, wide heads": (
+        2, 2, 160, 256, 256, Mask(causal=True, window=70, q_segments=SEGMENTS, kv_segments=SEGMENTS), None
+    ),
+    "packed source, grouped queries, soft cap": (
+        4, 2, 64, 256, 130, Mask(q_segments=SEGMENTS, kv_segments=SOURCE), 0.8
+    ),
+}  # fmt: skip
+CAPPED = {name for name, case in CASES.items() if case[-1] is not None}
 
 
 def make_inputs(N: int, K: int, H: int, T: int, S: int, mask: Mask, softcap: float | None = None) -> AttentionInputs:
     rng = np.random.default_rng(0)
     q, k, v = (rng.normal(size=shape).astype(np.float32) for shape in ((2, T, N, H), (2, K, S, H), (2, K, S, H)))
-    return AttentionInputs(q, k, v, mask, AttentionParams(0.31, softcap))
+    return AttentionInputs(q, k, v, mask, AttentionParams(1.24 * H**-0.5, softcap))
+
+
+def half_precision(inputs: AttentionInputs) -> AttentionInputs:
+    arrays = ("q_BTNH", "k_BKSH", "v_BKSH")
+    return replace(inputs, **{name: getattr(inputs, name).astype(jnp.bfloat16) for name in arrays})
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -51,7 +72,26 @@ def test_splash_attention_matches_the_reference(case):
     check(make_inputs(*CASES[case]), lambda inputs: splash.attend(inputs, interpret=True))
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if "soft cap" not in case])
+def test_splash_attention_is_tested_with_all_that_it_supports():
+    """Every kind of mask with a soft cap, packed rows, fewer key-value heads, other lengths and padding."""
+    tested = set()
+    for N, K, H, T, S, mask, softcap in CASES.values():
+        kind = ("causal " if mask.causal else "") + ("window" if mask.window else "")
+        others = {
+            "soft cap": softcap is not None,
+            "packed": mask.q_segments is not None,
+            "grouped": K < N,
+            "other lengths": T != S,
+            "padded": T % splash.LANES > 0 or S % splash.LANES > 0,
+        }
+        tested |= {(kind, name) for name, present in others.items() if present}
+        assert splash.unsupported(make_inputs(N, K, H, T, S, mask, softcap), "tpu") is None
+    kinds = ("", "causal ", "window", "causal window")
+    assert tested == {(kind, name) for kind in kinds for name in others}
+    assert {16, 128, 160} <= {case[2] for case in CASES.values()}, "head dimensions"
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case not in CAPPED])
 def test_the_arguments_of_cudnn_match_the_reference(case):
     check(make_inputs(*CASES[case]), lambda inputs: cudnn.attend(inputs, implementation="xla"))
 
@@ -90,9 +130,7 @@ def test_splash_is_chosen_on_a_tpu_for_what_it_supports():
 
 def test_cudnn_is_chosen_on_a_gpu_for_what_it_supports():
     inputs = make_inputs(2, 1, 16, 256, 256, Mask(causal=True, window=70))
-    half = replace(
-        inputs, **{name: getattr(inputs, name).astype(jnp.bfloat16) for name in ("q_BTNH", "k_BKSH", "v_BKSH")}
-    )
+    half = half_precision(inputs)
     assert choose_kernel(half, "gpu").kernel == "cudnn"
     reasons = {
         "it computes in bfloat16 or float16, and the inputs are float32": inputs,
@@ -110,3 +148,29 @@ def test_choices_are_recorded_while_a_program_is_traced():
         jax.eval_shape(lambda: attend(inputs, platform="cpu"))
     assert list(choices) == ["causal, window 70, soft cap 0.8, 256 queries, 256 keys"]
     assert [choice.kernel for choice in choices.values()] == ["blocked"]
+
+
+# ---------------------------------------------------------------- rematerialisation
+def test_cudnn_does_not_run_forward_again_if_its_outputs_are_saved(monkeypatch):
+    """Traced only: the kernel's two outputs have names in its forward rule, but not the mask, which is large."""
+    monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version", lambda: 91_000)
+    inputs = half_precision(make_inputs(*CASES["grouped queries, packed"]))
+
+    def runs_and_saved(remat):
+        def attend(q):
+            return cudnn.attend(replace(inputs, q_BTNH=q))
+
+        block = rematerialize(attend, remat)
+        text = str(jax.make_jaxpr(lambda q: jax.vjp(block, q)[1](q))(inputs.q_BTNH))
+        assert text.count("dot_product_attention_bwd_wrapper[") == 1
+        saved = jax.tree.leaves(jax.eval_shape(lambda q: jax.vjp(block, q)[1], inputs.q_BTNH))
+        return text.count("dot_product_attention_fwd_wrapper["), {leaf.shape for leaf in saved}
+
+    q, log_sum_exp = inputs.q_BTNH.shape, (2, 4, 256)
+    runs, saved = runs_and_saved("full")
+    assert runs == 2
+    assert log_sum_exp not in saved
+    runs, saved = runs_and_saved("attention")
+    assert runs == 1
+    assert {q, log_sum_exp} <= saved
+    assert (2, 1, 256, 256) not in saved

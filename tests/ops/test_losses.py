@@ -5,7 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.ops.losses import LossOptions, auto_chunks, class_loss, cross_entropy, head_loss
+from jaxformer.ops.losses import (
+    MAX_LOGITS,
+    LossOptions,
+    auto_chunks,
+    auto_vocab_chunks,
+    class_loss,
+    cross_entropy,
+    head_loss,
+)
 
 RNG = np.random.default_rng(0)
 LOGITS = (3 * RNG.normal(size=(2, 5, 11))).astype(np.float32)
@@ -105,7 +113,7 @@ def test_huge_logits_do_not_overflow():
 
 
 # ---------------------------------------------------------------- chunks
-@pytest.mark.parametrize("num_chunks", [1, 2, 6])
+@pytest.mark.parametrize("num_chunks", [1, 2, 4, 6])
 def test_chunks_change_neither_sums_nor_gradients(num_chunks):
     rng = np.random.default_rng(1)
     hidden, kernel, bias = rng.normal(size=(2, 6, 4)), rng.normal(size=(4, 11)), rng.normal(size=11)
@@ -163,8 +171,24 @@ def test_unused_token_losses_are_not_computed():
 
 @pytest.mark.parametrize(
     ("rows", "length", "vocab_size", "chunks"),
-    [(8, 256, 8192, 2), (8, 256, 1000, 1), (32, 1024, 32_000, 32), (0, 64, 50_000, 1), (8, 255, 50_000, 1)],
+    [
+        (8, 256, 8192, 2),
+        (8, 256, 1000, 1),
+        (32, 1024, 32_000, 32),
+        (0, 64, 50_000, 1),
+        (16, 255, 50_000, 2),
+        (1, 8192, 128_256, 8),
+        (1, 1024, 256_000, 2),
+        (64, 2047, 256_000, 256),
+        (8, 9, 256_000, 1),
+    ],
 )
 def test_auto_chunks_depends_on_the_sizes(rows, length, vocab_size, chunks):
-    """Chunks have at least 1024 positions and 2**22 logits each, and divide the length."""
+    """Chunks have at least 1024 positions and 2**22 logits each, but at most 2**27 logits, with little padding."""
     assert auto_chunks(rows, length, vocab_size) == chunks
+
+
+@pytest.mark.parametrize(("tokens", "vocab_size", "chunks"), [(8192, 128_256, 8), (8192, 256_000, 16), (64, 1000, 1)])
+def test_auto_vocab_chunks_bound_the_logits(tokens, vocab_size, chunks):
+    assert auto_vocab_chunks(tokens, vocab_size) == chunks
+    assert tokens * vocab_size / chunks <= MAX_LOGITS

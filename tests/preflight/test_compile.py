@@ -30,8 +30,10 @@ DECODER = llama(
 SCATTERED = 2 * (num_params(DECODER) - DECODER.vocab_size * DECODER.embed_dim)
 
 
+pytestmark = pytest.mark.usefixtures("tpu_compiler")
+
+
 def compile_for(topology: str, model: ModelConfig, mesh: dict[str, int], accumulate: int = 1, **data) -> Compiled:
-    pytest.importorskip("libtpu", reason="the TPU compiler is not installed")
     topology = parse_topology(topology)
     config = RunConfig(
         model=model,
@@ -64,13 +66,20 @@ def test_fsdp_gathers_and_scatters():
 
 
 def test_accumulated_gradients_are_reduced_over_data_once():
-    found = {
-        (each.kind, each.axis): each for each in compile_for("v5e-16", DECODER, {"data": 4, "fsdp": 4}, 2).collectives
-    }
+    """Over `fsdp`, they are scattered in every micro-batch, so that the accumulator holds a shard of each."""
+    compiled = compile_for("v5e-16", DECODER, {"data": 4, "fsdp": 4}, 2)
+    found = {(each.kind, each.axis): each for each in compiled.collectives}
     reduced = found["all-reduce", "data"]
     assert reduced.count == 1
-    assert reduced.bytes == pytest.approx(4 * num_params(DECODER) / 4, rel=0.02)
-    assert found["reduce-scatter", "fsdp"].bytes == pytest.approx(2 * SCATTERED, rel=0.02), "in every micro-batch"
+    assert reduced.bytes == pytest.approx(4 * num_params(DECODER) / 4, rel=0.02), "float32 shards"
+    scattered = found["reduce-scatter", "fsdp"]
+    assert scattered.bytes == pytest.approx(2 * SCATTERED, rel=0.02)
+    assert scattered.count % 2 == 0
+    # What else is reduced: gradients of norm scales, and sums for the loss and the norms of all gradients.
+    others = [each for axes, each in found.items() if axes[0] == "all-reduce" and axes[1] != "data"]
+    assert sum(each.bytes for each in others) < 20_000
+    assert ("reduce-scatter", "data") not in found
+    assert ("all-gather", "data") not in found
 
 
 def test_tensor_parallelism_gathers_no_weights():

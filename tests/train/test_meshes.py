@@ -17,6 +17,7 @@ from jaxformer.config import (
     Masked,
     MemorySource,
     MeshConfig,
+    ModelConfig,
     RunConfig,
     Seq2Seq,
     TrainConfig,
@@ -34,26 +35,35 @@ from jaxformer.train.program import train_program
 from jaxformer.train.step import gradient_sums
 from jaxformer.typing import Batch, Params
 
-SIZES = {"num_layers": 2, "embed_dim": 32, "num_heads": 4, "mlp_dim": 64, "vocab_size": 268, "context_length": 32}
+SIZES = {"num_layers": 2, "embed_dim": 32, "num_heads": 8, "mlp_dim": 64, "vocab_size": 272, "context_length": 32}
 DROPOUT = {"dropout": 0.2}
 CASES = {
     "gpt2": (lambda: gpt2(**{k: v for k, v in SIZES.items() if k != "mlp_dim"}, **DROPOUT), {}),
-    "gemma2": (lambda: gemma2(**SIZES, num_kv_heads=2, head_dim=8, window=8), {}),
-    "experts": (lambda: mixtral(**SIZES, num_kv_heads=2, num_experts=4, top_k=2), {}),
-    "lstm": (lambda: rnn(cell="lstm", num_layers=2, embed_dim=32, dim=64, vocab_size=268, **DROPOUT), {}),
+    "gemma2": (lambda: gemma2(**SIZES, num_kv_heads=2, head_dim=8, window=8, attention_dropout=0.2, **DROPOUT), {}),
+    "experts": (lambda: with_dropout(mixtral(**SIZES, num_kv_heads=8, num_experts=4, top_k=2)), {}),
+    "lstm": (lambda: rnn(cell="lstm", num_layers=2, embed_dim=32, dim=64, vocab_size=272, **DROPOUT), {}),
     "bert": (lambda: bert(**SIZES, masked_lm=True, **DROPOUT), {"objective": Masked()}),
     "classifier": (lambda: bert(**SIZES, num_classes=2, **DROPOUT), {"objective": Classify()}),
     "bart": (lambda: bart(**SIZES, **DROPOUT), {"objective": Seq2Seq(input_length=32)}),
     "t5": (lambda: t5(**SIZES, head_dim=8, **DROPOUT), {"objective": Seq2Seq(input_length=32)}),
 }
-MESHES = [
-    {"data": 8},
-    {"data": 1, "fsdp": 8},
-    {"data": 2, "tensor": 2, "fsdp": 2},
-    {"data": 4, "tensor": 2},
-    {"data": 1, "fsdp": 4, "tensor": 2},
-    {"data": 2, "fsdp": 4},
-]
+KINDS = {"decoder-only": "gpt2", "encoder-decoder": "t5", "encoder-only": "bert", "mixture of experts": "experts"}
+MESHES = {
+    "data": {"data": 8},
+    "fsdp": {"data": 1, "fsdp": 8},
+    "tensor": {"data": 1, "tensor": 8},
+    "data x fsdp": {"data": 2, "fsdp": 4},
+    "data x tensor": {"data": 4, "tensor": 2},
+    "fsdp x tensor": {"data": 1, "fsdp": 4, "tensor": 2},
+    "data x fsdp x tensor": {"data": 2, "fsdp": 2, "tensor": 2},
+}
+
+
+def with_dropout(model: ModelConfig) -> ModelConfig:
+    """A model of blocks of one kind with dropout, for builders that have none."""
+    (block,) = model.decoder.pattern
+    block = block.replace(attention=block.attention.replace(**DROPOUT), **DROPOUT)
+    return model.replace(decoder=model.decoder.replace(pattern=(block,)))
 
 
 def make_config(name: str, sizes: dict[str, int], remat: str = "dots") -> RunConfig:
@@ -68,6 +78,7 @@ def make_config(name: str, sizes: dict[str, int], remat: str = "dots") -> RunCon
     )
 
 
+@cache
 def inputs(name: str) -> tuple[Params, Batch]:
     config = make_config(name, {})
     batch = random_batch(config)
@@ -93,32 +104,40 @@ def check(name: str, sizes: dict[str, int], remat: str = "dots") -> None:
     expected, expected_sums = gradients_of_one_device(name)
     actual, sums = gradients(name, sizes, remat=remat)
     np.testing.assert_allclose(sums, expected_sums, rtol=1e-5)
-    total = float(expected_sums.weight)
+    largest = max(np.abs(leaf).max() for leaf in jax.tree.leaves(expected))
 
     def close(path, a, b):
-        np.testing.assert_allclose(a / total, b / total, atol=1e-5, rtol=1e-5, err_msg=jax.tree_util.keystr(path))
+        # Some gradients, such as those of key biases, would be zero without rounding.
+        atol = 1e-5 * max(np.abs(b).max(), 1e-3 * largest)
+        np.testing.assert_allclose(a, b, atol=atol, rtol=1e-5, err_msg=jax.tree_util.keystr(path))
 
     jax.tree_util.tree_map_with_path(close, actual, expected)
 
 
-@pytest.mark.parametrize("sizes", MESHES[:3], ids=lambda sizes: "x".join(f"{a}{n}" for a, n in sizes.items()))
-@pytest.mark.parametrize("name", ["gpt2", "experts", "bert", "t5"])
-def test_eight_devices_equal_one(name, sizes):
-    check(name, sizes)
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_eight_devices_equal_one(kind, mesh):
+    check(KINDS[kind], MESHES[mesh])
 
 
-@pytest.mark.parametrize("name", ["gemma2", "lstm", "classifier", "bart"])
+OTHERS = [name for name in CASES if name not in KINDS.values()]
+
+
+@pytest.mark.parametrize("name", OTHERS)
 def test_all_axes_at_once(name):
-    check(name, MESHES[2])
+    check(name, MESHES["data x fsdp x tensor"])
 
 
-@pytest.mark.parametrize("remat", ["none", "full"])
+@pytest.mark.parametrize("remat", ["none", "full", "attention", "offload"])
 def test_rematerialisation_with_sharded_weights(remat):
-    check("gpt2", {"data": 2, "fsdp": 4}, remat)
+    check("gpt2", MESHES["data x fsdp"], remat)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sizes", MESHES, ids=lambda sizes: "x".join(f"{a}{n}" for a, n in sizes.items()))
-@pytest.mark.parametrize("name", CASES)
-def test_every_model_on_every_mesh(name, sizes):
+@pytest.mark.parametrize("mesh", [mesh for mesh in MESHES if mesh.count("x") < 2])
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_models_on_other_meshes(name, mesh):
+    sizes = MESHES[mesh]
+    if name == "gemma2" and mesh == "tensor":
+        sizes = {"data": 4, "tensor": 2}  # it has two key-value heads
     check(name, sizes)

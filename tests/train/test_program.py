@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import jaxformer
-from jaxformer.config import MeshConfig, dump_config
+from jaxformer.config import MeshConfig, TrainConfig, dump_config
 from jaxformer.sharding import global_batch
 from jaxformer.train.program import train_program
 
@@ -68,14 +68,16 @@ program = train_program(
     topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices,
 )
 assert program.model.runtime.platform == "tpu"
-assert program.lower().compile().memory_analysis().argument_size_in_bytes > 0
+memory = program.lower().compile().memory_analysis()
+assert memory.argument_size_in_bytes > 0
+assert memory.host_temp_size_in_bytes > 0, "offloaded activations"
 """
 
 
+@pytest.mark.usefixtures("tpu_compiler")
 def test_a_program_for_devices_that_are_not_attached(make_config):
-    """A program for a TPU topology description compiles without TPUs."""
-    pytest.importorskip("libtpu", reason="libtpu is not installed")
-    config = make_config(mesh=MeshConfig(data=2, fsdp=2))
+    """A program for a TPU topology description compiles without TPUs, also with activations in host memory."""
+    config = make_config(mesh=MeshConfig(data=2, fsdp=2), train=TrainConfig(remat="offload"))
     # In a separate process, because libtpu aborts on the XLA flags for CPUs that the tests set.
     environment = os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
     environment["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # a killed process leaves a lock file behind

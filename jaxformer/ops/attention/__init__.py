@@ -16,7 +16,11 @@ from jaxtyping import Array, Float
 
 from jaxformer.errors import UserError
 from jaxformer.ops.attention import blocked, cudnn, reference, scanned, splash
-from jaxformer.ops.attention.inputs import AttentionInputs as AttentionInputs, AttentionParams as AttentionParams
+from jaxformer.ops.attention.inputs import (
+    SAVED_NAME as SAVED_NAME,
+    AttentionInputs as AttentionInputs,
+    AttentionParams as AttentionParams,
+)
 
 Reason = Callable[[AttentionInputs, str], str | None]
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from jaxformer.ops.attention.inputs import AttentionInputs, unsupported_shape
+from jaxformer.ops.attention.inputs import SAVED_NAME, AttentionInputs, unsupported_shape
 from jaxformer.ops.attention.logits import (
     Range,
     add_bias,
@@ -65,7 +65,7 @@ def _forward(inputs: AttentionInputs) -> tuple[Float[Array, "B T N H"], Residual
         log_sums.append((peak + jnp.log(total))[..., 0])
     out_BTNH = merge_heads(jnp.concatenate(outs, axis=3)).astype(inputs.q_BTNH.dtype)
     # Named for rematerialisation policies: if these two are saved, the backward pass need not recompute attention.
-    out_BTNH, log_sums_BKGT = checkpoint_name((out_BTNH, jnp.concatenate(log_sums, axis=3)), "attention")
+    out_BTNH, log_sums_BKGT = checkpoint_name((out_BTNH, jnp.concatenate(log_sums, axis=3)), SAVED_NAME)
     return out_BTNH, (inputs, out_BTNH, log_sums_BKGT)
 
 

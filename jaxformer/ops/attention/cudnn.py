@@ -5,6 +5,7 @@ a [T, S] mask in the dtype of the queries: cuDNN's own layout for packed rows ha
 the versions of JAX that we support (jax-ml/jax#39521).
 """
 
+from functools import partial
 from typing import Literal
 
 import jax
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float
 
-from jaxformer.ops.attention.inputs import AttentionInputs, unsupported_features, unsupported_shape
+from jaxformer.ops.attention.inputs import SAVED_NAME, AttentionInputs, unsupported_features, unsupported_shape
 from jaxformer.ops.masks import Mask, dense_mask
 
 MAX_HEAD_DIM = 128  # 256 on Hopper and later, which JAX only allows if such a GPU is attached
@@ -41,24 +42,61 @@ def attend(inputs: AttentionInputs, implementation: Literal["cudnn", "xla"] = "c
     Args:
       implementation: "xla" computes the same on any platform, for tests.
     """
-    mask = inputs.mask
+    return _attend(implementation, inputs.params.scale, inputs.mask, inputs.q_BTNH, inputs.k_BKSH, inputs.v_BKSH)
+
+
+def _call_kernel(
+    implementation: str,
+    scale: float,
+    mask: Mask,
+    q_BTNH: Float[Array, "B T N H"],
+    k_BKSH: Float[Array, "B K S H"],
+    v_BKSH: Float[Array, "B K S H"],
+) -> Float[Array, "B T N H"]:
     has_causal_window = mask.causal and mask.window is not None
-    out_BTNH = jax.nn.dot_product_attention(
-        inputs.q_BTNH,
-        inputs.k_BKSH.swapaxes(1, 2),
-        inputs.v_BKSH.swapaxes(1, 2),
-        mask=_remaining_mask(inputs),
-        scale=inputs.params.scale,
+    return jax.nn.dot_product_attention(
+        q_BTNH,
+        k_BKSH.swapaxes(1, 2),
+        v_BKSH.swapaxes(1, 2),
+        mask=_remaining_mask(mask, q_BTNH.shape[1], k_BKSH.shape[2]),
+        scale=scale,
         is_causal=mask.causal,
         local_window_size=(mask.window - 1, 0) if has_causal_window else None,
         implementation=implementation,
     )
-    return checkpoint_name(out_BTNH, "attention")
 
 
-def _remaining_mask(inputs: AttentionInputs) -> Bool[Array, "B 1 T S"] | None:
+_attend = jax.custom_vjp(_call_kernel, nondiff_argnums=(0, 1))
+
+
+def _forward(implementation: str, scale: float, mask: Mask, *arrays: Array):
+    """The output, and the gradient function of the kernel with names on its output and log-sum-exps.
+
+    Rematerialisation policies can keep these only if they have names in the forward rule: JAX's own rule gives none,
+    and a name on the output outside of it would not keep the backward pass from running the forward kernel again.
+    """
+    out_BTNH, pullback = jax.vjp(partial(_call_kernel, implementation, scale, mask), *arrays)
+    named_BTNH = checkpoint_name(out_BTNH, SAVED_NAME)
+    B, T, N, _ = out_BTNH.shape
+
+    def named(leaf: Array) -> Array:
+        if leaf is out_BTNH:
+            return named_BTNH
+        is_log_sum_exp = leaf.shape == (B, N, T) and leaf.dtype == jnp.float32
+        return checkpoint_name(leaf, SAVED_NAME) if is_log_sum_exp else leaf
+
+    return named_BTNH, jax.tree.map(named, pullback)
+
+
+def _backward(implementation: str, scale: float, pullback, d_out_BTNH: Float[Array, "B T N H"]):
+    return None, *pullback(d_out_BTNH)
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def _remaining_mask(mask: Mask, num_queries: int, num_keys: int) -> Bool[Array, "B 1 T S"] | None:
     """What the kernel's own causal mask and window do not cover."""
-    mask = inputs.mask
     rest = Mask(window=None if mask.causal else mask.window, q_segments=mask.q_segments, kv_segments=mask.kv_segments)
-    allowed_BTS = dense_mask(rest, (0, inputs.num_queries), (0, inputs.num_keys))
+    allowed_BTS = dense_mask(rest, (0, num_queries), (0, num_keys))
     return None if allowed_BTS is None else allowed_BTS[:, None]

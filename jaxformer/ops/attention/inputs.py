@@ -8,6 +8,9 @@ from jaxtyping import Array, Float
 from jaxformer.ops.biases import Bias
 from jaxformer.ops.masks import Mask
 
+SAVED_NAME = "attention"
+"""The name that every kernel gives to what rematerialisation policies may save of it: its output and log-sum-exps."""
+
 
 @dataclass(frozen=True)
 class AttentionParams:

@@ -1,15 +1,21 @@
 """The reference implementation of attention, with the full [T, S] matrix of logits in memory."""
 
 import jax
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from jaxformer.ops.attention.inputs import AttentionInputs, unsupported_shape
+from jaxformer.ops.attention.inputs import SAVED_NAME, AttentionInputs, unsupported_shape
 from jaxformer.ops.attention.logits import add_bias, apply_mask, einsum_f32, merge_heads
 from jaxformer.ops.elementwise import apply_softcap, dropout
 
 
 def attend(inputs: AttentionInputs) -> Float[Array, "B T N H"]:
     """softmax(cap(scale * q k^T) + bias + mask) v."""
+    return checkpoint_name(weighted_values(inputs), SAVED_NAME)
+
+
+def weighted_values(inputs: AttentionInputs) -> Float[Array, "B T N H"]:
+    """The same without a name for rematerialisation policies, for kernels that are made of several such parts."""
     B, T, N, H = inputs.q_BTNH.shape
     K, S, params, mask = inputs.num_kv_heads, inputs.num_keys, inputs.params, inputs.mask
     # Deliberately not `split_heads`: the product reads queries in the layout in which the projection wrote them.

@@ -14,7 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from jaxformer.ops.attention import reference
-from jaxformer.ops.attention.inputs import AttentionInputs, unsupported_shape
+from jaxformer.ops.attention.inputs import SAVED_NAME, AttentionInputs, unsupported_shape
 from jaxformer.ops.masks import Mask
 
 MIN_BLOCK, MAX_BLOCK = 128, 1024
@@ -51,7 +51,7 @@ def attend(inputs: AttentionInputs) -> Float[Array, "B T N H"]:
         outs.append(jax.lax.map(attend_block, jax.tree.map(lambda a, i=first, j=last: a[i:j], blocks)))
     out_BTNH = _join(jnp.concatenate(outs))[:, :num_queries]
     # Named for rematerialisation policies: if it is saved, attention is recomputed only once, block by block.
-    return checkpoint_name(out_BTNH, "attention")
+    return checkpoint_name(out_BTNH, SAVED_NAME)
 
 
 def _attend_block(inputs: AttentionInputs, num_keys: int, block: Block) -> Float[Array, "B T N H"]:
@@ -70,7 +70,7 @@ def _attend_block(inputs: AttentionInputs, num_keys: int, block: Block) -> Float
         index = (first_key + jnp.arange(num_keys))[None]
     mask = replace(mask, kv_segments=cut(mask.kv_segments), prefix=cut(mask.prefix), kv_index=index)
     key = inputs.dropout_key
-    return reference.attend(
+    return reference.weighted_values(
         replace(
             inputs,
             q_BTNH=q_BTNH,

@@ -14,7 +14,13 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 )
 from jaxtyping import Array, Float, Int
 
-from jaxformer.ops.attention.inputs import AttentionInputs, AttentionParams, unsupported_features, unsupported_shape
+from jaxformer.ops.attention.inputs import (
+    SAVED_NAME,
+    AttentionInputs,
+    AttentionParams,
+    unsupported_features,
+    unsupported_shape,
+)
 from jaxformer.sharding import on_shards
 
 LANES = 128  # rows and blocks are multiples of the width of a TPU's vector registers
@@ -93,7 +99,7 @@ def _kernel(
         attn_logits_soft_cap=softcap,
         head_shards=1,
         q_seq_shards=1,
-        residual_checkpoint_name="attention",  # the name that rematerialisation policies save
+        residual_checkpoint_name=SAVED_NAME,
         interpret=interpret,
     )
 
