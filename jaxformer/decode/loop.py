@@ -93,7 +93,7 @@ def prefill(
         segments_BS = prompt.source.segments
     caches = make_caches(model.config, prompt.ids.shape[0], capacity, model.runtime, cross)
     state = ModelState(caches, jnp.zeros_like(prompt.lengths), segments_BS)
-    return append_tokens(model, params, state, prompt.ids, prompt.lengths, is_prefix=model.config.prefix)
+    return append_tokens(model, params, state, prompt.ids, prompt.lengths, is_start=True)
 
 
 @partial(jax.jit, static_argnames="model", donate_argnames="state")
@@ -123,19 +123,21 @@ def append_tokens(
     state: ModelState,
     ids_BT: Int[Array, "B T"],
     lengths_B: Int[Array, " B"],
-    is_prefix: bool = False,
+    is_start: bool = False,
 ) -> tuple[ModelState, Float[Array, "B V"]]:
     """Append right-padded tokens to each row; returns the logits after the last real token of each.
 
     Args:
-      is_prefix: all new tokens of a row attend to each other, as in the prompt of a prefix language model.
+      is_start: the caches are empty. In a prefix language model, all tokens of a prompt attend to each other.
     """
     index_T = jnp.arange(ids_BT.shape[1])
     real_BT = index_T < lengths_B[:, None]
     positions_BT = state.lengths_B[:, None] + index_T
-    tokens = Tokens(ids_BT, positions_BT, real_BT.astype(jnp.int32), prefix=real_BT if is_prefix else None)
+    prefix_BT = real_BT if is_start and model.config.prefix else None
+    tokens = Tokens(ids_BT, positions_BT, real_BT.astype(jnp.int32), prefix=prefix_BT)
+    start_B = None if is_start else state.lengths_B
     hidden_BTD, caches = model.apply(
-        {"params": params}, tokens, state.lengths_B, state.caches, state.source_segments_BS, method="extend"
+        {"params": params}, tokens, start_B, state.caches, state.source_segments_BS, method="extend"
     )
     # The head runs on one position per row: logits of a whole prompt would be [B, T, V].
     last_B1D = jnp.take_along_axis(hidden_BTD, jnp.maximum(lengths_B - 1, 0)[:, None, None], axis=1)

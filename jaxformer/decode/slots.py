@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 import jax
@@ -267,12 +268,16 @@ def _pad_source(state: DecodeState, length: int) -> DecodeState:
         return state
     padding = length - segments_BS.shape[1]
     caches = tuple(
-        cache._replace(cross=jax.tree.map(lambda a: jnp.pad(a, ((0, 0), (0, 0), (0, padding), (0, 0))), cache.cross))
+        cache._replace(cross=jax.tree.map(partial(_pad_positions, padding=padding), cache.cross))
         for cache in model_state.caches
     )
     # Segment 0 is padding: cross-attention does not see the new positions.
     segments_BS = jnp.pad(segments_BS, ((0, 0), (0, padding)))
     return state._replace(model_state=model_state._replace(caches=caches, source_segments_BS=segments_BS))
+
+
+def _pad_positions(array: Float[Array, "B *L K S H"], padding: int) -> Float[Array, "B *L K S2 H"]:
+    return jnp.pad(array, [(0, 0)] * (array.ndim - 2) + [(0, padding), (0, 0)])
 
 
 # ---------------------------------------------------------------- prompts

@@ -29,14 +29,18 @@ class Cache(Protocol):
     def extend(
         self,
         new: KeysValues,
-        start_B: Int[Array, " B"],
+        start_B: Int[Array, " B"] | None,
         lengths_B: Int[Array, " B"],
         window: int | None,
         prefix_BT: Bool[Array, "B T"] | None = None,
+        layer: Int[Array, ""] | None = None,
     ) -> tuple["Cache", KeysValues, Mask]:
         """Write the first `lengths_B` tokens of `new` at index `start_B`; return all keys and values and their mask.
 
-        New tokens in `prefix_BT` are visible to all new tokens.
+        Args:
+          start_B: None if the cache is empty; attention is then over the new keys and values only.
+          prefix_BT: new tokens that are visible to all new tokens.
+          layer: which layer to extend, if the cache holds several.
         """
 
 
