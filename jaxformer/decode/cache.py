@@ -1,8 +1,9 @@
 """KV caches: preallocated arrays, one cache per layer. Recurrent layers have a state instead.
 
-Layers that decoding scans over share one cache, whose arrays are stacked along their second dimension. Every array has
-the row as its first dimension either way. Extending a cache writes only the new tokens, so that the decode loop can
-update the arrays in place. Heads come before positions, so that attention reads the arrays without a transpose.
+Layers that decoding scans over share one cache, whose arrays are stacked along a leading dimension: with rows first,
+the TPU compiler would transpose them at every call. `row_dim` is the dimension of the rows of any array. Extending a
+cache writes only the new tokens, so that the decode loop can update the arrays in place. Heads come before positions,
+so that attention reads the arrays without a transpose.
 
 A `FullCache` keeps all keys and values of a row; a `RingCache` keeps the most recent ones, for sliding-window
 attention. Both store their vectors either in the dtype of the model or as an `Int8Array`.
@@ -29,11 +30,11 @@ from jaxformer.typing import Array, Bool, Float, Int
 class Int8Array(NamedTuple):
     """Vectors quantized to int8, with one scale per token and KV head."""
 
-    values: Int[Array, "B *L K S H"]
-    scales: Float[Array, "B *L K S 1"]
+    values: Int[Array, "*L B K S H"]
+    scales: Float[Array, "*L B K S 1"]
 
 
-CacheArray = Float[Array, "B *L K S H"] | Int8Array
+CacheArray = Float[Array, "*L B K S H"] | Int8Array
 Layer = Int[Array, ""] | None
 """Index of a layer in stacked arrays; None: the arrays are of a single layer."""
 
@@ -152,7 +153,7 @@ def make_caches(
     if isinstance(stack, RecurrentConfig):
         return tuple(empty_state(stack.cell, batch, stack.dim) for _ in range(stack.num_layers))
     return tuple(
-        LayerCache(_make_cache(part, batch, length, runtime), None if cross is None else cross[i])
+        LayerCache(_make_cache(part, batch, length, runtime), None if cross is None else jax.tree.map(_shard, cross[i]))
         for i, part in enumerate(cache_parts(stack, runtime))
     )
 
@@ -162,7 +163,7 @@ def _make_cache(part: CachePart, batch: int, length: int, runtime: Runtime) -> F
     is_ring = attention.window is not None and attention.window < length
     size = attention.window if is_ring else length
     layers = () if part.num_layers is None else (part.num_layers,)
-    shape = (batch, *layers, attention.kv_heads, size, attention.head_dim)
+    shape = (*layers, batch, attention.kv_heads, size, attention.head_dim)
 
     def zeros() -> CacheArray:
         if runtime.cache == "int8":
@@ -173,10 +174,19 @@ def _make_cache(part: CachePart, batch: int, length: int, runtime: Runtime) -> F
     return RingCache(zeros(), zeros(), size) if is_ring else FullCache(zeros(), zeros())
 
 
-def _shard(array: Float[Array, "B *L K S H"]) -> Array:
+def _shard(array: Float[Array, "*L B K S H"]) -> Array:
     """Shard by rows and KV heads, but not by positions: each row writes its next token at a different position."""
-    layers = ["layers"] * (array.ndim - 4)
-    return constrain(array, "batch", *layers, "kv_heads", None, None)
+    return constrain(array, *cache_axes(array.ndim))
+
+
+def cache_axes(ndim: int) -> tuple[str | None, ...]:
+    """The logical axes of keys and values, of one layer or stacked."""
+    return (*("layers",) * (ndim - 4), "batch", "kv_heads", None, None)
+
+
+def row_dim(ndim: int) -> int:
+    """Which dimension of an array of a decoding state is the row: the first one, but the second of stacked caches."""
+    return max(ndim - 4, 0)
 
 
 # ---------------------------------------------------------------- storage
@@ -191,8 +201,8 @@ def _read(caches: Sequence[CacheArray], like: KeysValues, layer: Layer = None) -
     return KeysValues(*(_dequantize(part, like.k_BKSH.dtype) for part in parts))
 
 
-def _layer_of(array: Float[Array, "B *L K S H"], layer: Layer) -> Float[Array, "B K S H"]:
-    return array if layer is None else jax.lax.dynamic_index_in_dim(array, layer, axis=1, keepdims=False)
+def _layer_of(array: Float[Array, "*L B K S H"], layer: Layer) -> Float[Array, "B K S H"]:
+    return array if layer is None else jax.lax.dynamic_index_in_dim(array, layer, keepdims=False)
 
 
 def _quantize_like(cache: CacheArray, new_BKTH: Float[Array, "B K T H"]) -> CacheArray:
@@ -214,27 +224,45 @@ def _dequantize(cache: CacheArray, dtype: jnp.dtype) -> Float[Array, "B K S H"]:
 def _write(cache: CacheArray, new: CacheArray, start_B: Int[Array, " B"] | None, layer: Layer) -> CacheArray:
     """Write new vectors of all rows from index `start_B` on, or from the beginning."""
 
-    def write_row(old: Array, new_KTH: Array, start: Array) -> Array:
-        if layer is None:
-            return jax.lax.dynamic_update_slice(old, new_KTH, (0, start, 0))
-        return jax.lax.dynamic_update_slice(old, new_KTH[None], (layer, 0, start, 0))
-
-    def write_all(old: Array, new_BKTH: Array) -> Array:
+    def write(old: Array, new_BKTH: Array) -> Array:
         if start_B is None:
-            return _shard(_put_layer(old, new_BKTH, layer))
+            return _shard(_put(old, new_BKTH, 0, layer))
         if len(start_B) == 1:
-            # vmap turns the slice update into a scatter; a single row does not need one.
-            return write_row(old[0], new_BKTH[0], start_B[0])[None]
-        return _shard(jax.vmap(write_row)(old, new_BKTH, start_B))
+            return _put(old, new_BKTH, start_B[0], layer)  # a single row needs no scatter
+        if layer is not None and new_BKTH.shape[2:] == (1, 1):
+            # The TPU compiler pads int8 scales to 64 times their size to scatter into them, so they are rewritten.
+            is_new_BS = jnp.arange(old.shape[-2]) == start_B[:, None]
+            written = jnp.where(is_new_BS[:, None, :, None], new_BKTH, _layer_of(old, layer))
+            return _shard(_put(old, written, 0, layer))
+        return _shard(_scatter(old, new_BKTH, start_B, layer))
 
-    return jax.tree.map(write_all, cache, new)
+    return jax.tree.map(write, cache, new)
 
 
-def _put_layer(old: Float[Array, "B *L K S H"], new_BKTH: Float[Array, "B K T H"], layer: Layer) -> Array:
-    """Overwrite the first T vectors of a layer in all rows."""
+def _put(
+    old: Float[Array, "*L B K S H"], new_BKTH: Float[Array, "B K T H"], start: Int[Array, ""] | int, layer: Layer
+) -> Array:
+    """Write new vectors of a layer at the same index in all rows."""
     if layer is None:
-        return jax.lax.dynamic_update_slice(old, new_BKTH, (0, 0, 0, 0))
-    return jax.lax.dynamic_update_slice(old, new_BKTH[:, None], (0, layer, 0, 0, 0))
+        return jax.lax.dynamic_update_slice(old, new_BKTH, (0, 0, start, 0))
+    return jax.lax.dynamic_update_slice(old, new_BKTH[None], (layer, 0, 0, start, 0))
+
+
+def _scatter(
+    old: Float[Array, "*L B K S H"], new_BKTH: Float[Array, "B K T H"], start_B: Int[Array, " B"], layer: Layer
+) -> Array:
+    """Write new vectors of a layer at a different index in each row."""
+    num_lead = old.ndim - 4
+    dims = jax.lax.ScatterDimensionNumbers(
+        update_window_dims=(1, 2, 3),
+        inserted_window_dims=tuple(range(num_lead)),
+        operand_batching_dims=(num_lead,),
+        scatter_indices_batching_dims=(0,),
+        scatter_dims_to_operand_dims=(*range(num_lead), num_lead + 2),
+    )
+    index = start_B[:, None] if layer is None else jnp.stack([jnp.full_like(start_B, layer), start_B], axis=1)
+    modes = {"indices_are_sorted": True, "unique_indices": True, "mode": jax.lax.GatherScatterMode.CLIP}
+    return jax.lax.scatter(old, index, new_BKTH, dims, **modes)
 
 
 def _place(new_BT: Bool[Array, "B T"], start_B: Int[Array, " B"], length: int) -> Bool[Array, "B S"]:
@@ -250,7 +278,7 @@ def _merge(cache: CacheArray, new: CacheArray, new_BR: Int[Array, "B R"], layer:
     def merge(old: Array, new_BKTH: Array) -> Array:
         gathered = jnp.take_along_axis(new_BKTH, jnp.maximum(new_BR, 0)[:, None, :, None], axis=2)
         merged = jnp.where((new_BR >= 0)[:, None, :, None], gathered, _layer_of(old, layer))
-        return _shard(_put_layer(old, merged, layer))
+        return _shard(_put(old, merged, 0, layer))
 
     return jax.tree.map(merge, cache, new)
 
@@ -258,12 +286,12 @@ def _merge(cache: CacheArray, new: CacheArray, new_BR: Int[Array, "B R"], layer:
 # ---------------------------------------------------------------- beams
 def repeat_rows(caches: Sequence[LayerCache], times: int) -> tuple[LayerCache, ...]:
     """Repeat every row `times` times, next to each other, but not the cross-attention keys and values."""
-    return _map_rows(caches, lambda array: jnp.repeat(array, times, axis=0))
+    return _map_rows(caches, lambda array: jnp.repeat(array, times, axis=row_dim(array.ndim)))
 
 
 def reorder_rows(caches: Sequence[LayerCache], rows: Int[Array, " B"]) -> tuple[LayerCache, ...]:
     """Row i of the result is row `rows[i]`. Beams stay within their request, so cross-attention keeps its order."""
-    return _map_rows(caches, lambda array: array[rows])
+    return _map_rows(caches, lambda array: jnp.take(array, rows, axis=row_dim(array.ndim)))
 
 
 def _map_rows(caches: Sequence[LayerCache], change: Callable[[Array], Array]) -> tuple[LayerCache, ...]:

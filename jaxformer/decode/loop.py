@@ -1,7 +1,7 @@
 """The compiled programs of generation: prefill, the one-token step, and the `while_loop` around it.
 
-All arrays are preallocated, and every array of a `DecodeState` has the batch row as its leading dimension. A row can
-therefore be inserted at any index of a running batch. Its tokens depend on its own prompt, settings and seed only,
+All arrays are preallocated, and every array of a `DecodeState` has a dimension for the rows (`cache.row_dim`). A row
+can therefore be inserted at any index of a running batch. Its tokens depend on its own prompt, settings and seed only,
 never on its neighbours or on its index.
 
 `decode.slots` keeps track of which request is in which row.
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.nn import logsumexp
 
-from jaxformer.decode.cache import make_caches
+from jaxformer.decode.cache import make_caches, row_dim
 from jaxformer.layers import Transformer
 from jaxformer.layers.block import LayerCache
 from jaxformer.ops.cpu import token_loop_options
@@ -149,7 +149,7 @@ def append_tokens(
 @jax.jit
 def select_rows(prefilled: PyTree, rows_B: Int[Array, " B"]) -> PyTree:
     """Row i of the result is row `rows_B[i]`; several samples of one prompt share its prefill this way."""
-    return jax.tree.map(lambda array: jnp.asarray(array)[rows_B], prefilled)
+    return jax.tree.map(lambda array: jnp.take(array, rows_B, axis=row_dim(array.ndim)), prefilled)
 
 
 @partial(jax.jit, static_argnames=("vocab_size", "capacity", "top_n"), donate_argnames="model_state")
@@ -190,9 +190,10 @@ def insert_rows(state: DecodeState, new: DecodeState, rows_N: Int[Array, " N"]) 
     """Write row i of `new` to row `rows_N[i]` of `state`; a row with an index beyond the last one is dropped."""
 
     def insert(old: Array, rows: Array) -> Array:
+        row = row_dim(old.ndim)
         # The new rows were prefilled by themselves, so their longest source may be shorter than that of the batch.
-        padding = [(0, 0), *((0, a - b) for a, b in zip(old.shape[1:], rows.shape[1:], strict=True))]
-        return old.at[rows_N].set(jnp.pad(rows, padding), mode="drop")
+        padding = [(0, 0 if i == row else a - b) for i, (a, b) in enumerate(zip(old.shape, rows.shape, strict=True))]
+        return old.at[(slice(None),) * row + (rows_N,)].set(jnp.pad(rows, padding), mode="drop")
 
     return jax.tree.map(insert, state, new)
 
@@ -265,11 +266,15 @@ def _squeeze_single_row(state: DecodeState) -> DecodeState:
     XLA removes a batch dimension of size 1 from matmuls. A cache that the loop carries with this dimension would be
     copied at every token.
     """
-    return _map_caches(state, lambda array: array[0]) if len(state.done_B) == 1 else state
+    if len(state.done_B) > 1:
+        return state
+    return _map_caches(state, lambda array: jnp.squeeze(array, row_dim(array.ndim)))
 
 
 def _unsqueeze_single_row(state: DecodeState) -> DecodeState:
-    return _map_caches(state, lambda array: array[None]) if len(state.done_B) == 1 else state
+    if len(state.done_B) > 1:
+        return state
+    return _map_caches(state, lambda array: jnp.expand_dims(array, row_dim(array.ndim + 1)))
 
 
 def _map_caches(state: DecodeState, change: Callable[[Array], Array]) -> DecodeState:

@@ -56,7 +56,7 @@ class Context:
 class LayerCache(NamedTuple):
     """The decoding state of one layer: its KV cache, and the cross-attention keys and values of the source.
 
-    Layers that are scanned over share one whose arrays are stacked along their second dimension: [B, L, K, S, H].
+    Layers that are scanned over share one, whose arrays are stacked: [L, B, K, S, H].
     """
 
     attention: Cache
@@ -67,7 +67,7 @@ class LayerCache(NamedTuple):
         """Those of the current layer."""
         if self.layer is None:
             return self.cross
-        return jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, self.layer, axis=1, keepdims=False), self.cross)
+        return jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, self.layer, keepdims=False), self.cross)
 
 
 class BlockResult(NamedTuple):

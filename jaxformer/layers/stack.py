@@ -7,6 +7,7 @@ tree per layer: on a CPU, a decode loop would otherwise copy every weight out of
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -124,16 +125,9 @@ class Stack(nn.Module):
             params = {"params": layer_params(self._params(name), depth)}
             return blocks[name].apply(params, source_BSD, method="cross_keys_values")
 
-        def project_repeats(name: str) -> KeysValues:
-            def one_repeat(stacked: KeysValues, depth: jax.Array) -> tuple[KeysValues, None]:
-                return jax.tree.map(lambda a, new: a.at[:, depth].set(new), stacked, project(name, depth)), None
-
-            shapes, num = jax.eval_shape(lambda: project(name, 0)), self.config.num_repeats
-            empty = jax.tree.map(lambda a: jnp.zeros((a.shape[0], num, *a.shape[1:]), a.dtype), shapes)
-            return jax.lax.scan(one_repeat, empty, jnp.arange(num))[0]
-
-        places = self.config.places
-        repeats = [project_repeats(f"blocks_{i}") for i in range(len(self.config.pattern))] if scanned else []
+        places, depths = self.config.places, jnp.arange(self.config.num_repeats)
+        names = [f"blocks_{i}" for i in range(len(self.config.pattern))] if scanned else []
+        repeats = [jax.lax.map(partial(project, name), depths) for name in names]
         return (
             *(project(*place) for place in places[: scanned.start]),
             *repeats,

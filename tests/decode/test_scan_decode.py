@@ -64,7 +64,7 @@ def test_layers_of_complete_repeats_share_a_stacked_cache(pair_of):
     caches = jax.eval_shape(lambda: make_caches(scanned.config, 3, CAPACITY, scanned.runtime))
     assert [type(cache.attention) for cache in caches] == [FullCache, RingCache, FullCache, RingCache]
     shapes = [cache.attention.k.shape for cache in caches]
-    assert shapes == [(3, 2, 24, 8), (3, 2, 2, 4, 8), (3, 2, 2, 24, 8), (3, 2, 4, 8)]
+    assert shapes == [(3, 2, 24, 8), (2, 3, 2, 4, 8), (2, 3, 2, 24, 8), (3, 2, 4, 8)]
     assert len(make_caches(unrolled.config, 3, CAPACITY, unrolled.runtime)) == 6
 
 
