@@ -21,6 +21,7 @@ from jaxformer.layers.attention import KeysValues
 from jaxformer.layers.block import LayerCache
 from jaxformer.layers.linear import Runtime
 from jaxformer.layers.stack import CachePart, cache_parts
+from jaxformer.ops.attention import CachedKeysValues
 from jaxformer.ops.masks import Mask
 from jaxformer.ops.recurrence import RecurrentState, empty_state
 from jaxformer.sharding import constrain
@@ -69,6 +70,8 @@ class FullCache:
         if start_B is None:
             return written, _read(fresh, new), Mask(causal=True, window=window, prefix=prefix_BT)
         visible = _read((written.k, written.v), new, layer)
+        if window is None or window >= visible.k_BKSH.shape[2]:
+            visible = _with_cache(visible, new, (written.k, written.v), layer, start_B)
         prefix_BS = None if prefix_BT is None else _place(prefix_BT, start_B, visible.k_BKSH.shape[2])
         return written, visible, Mask(causal=True, window=window, q_offset=start_B, prefix=prefix_BS)
 
@@ -124,7 +127,8 @@ class RingCache:
         index_B = start_B % self.size
         written = [_write(old, part, index_B, layer) for old, part in zip((self.k, self.v), fresh, strict=True)]
         mask = Mask(causal=True, window=window, q_offset=start_B, kv_index=self._token_index(start_B + 1))
-        return RingCache(*written, self.size), _read(written, new, layer), mask
+        visible = _with_cache(_read(written, new, layer), new, written, layer, start_B)
+        return RingCache(*written, self.size), visible, mask
 
     def _merge(
         self,
@@ -192,13 +196,23 @@ def row_dim(ndim: int) -> int:
 # ---------------------------------------------------------------- storage
 def _store_like(caches: tuple[CacheArray, CacheArray], new: KeysValues) -> tuple[CacheArray, CacheArray]:
     """New keys and values in the format of the cache."""
-    return tuple(_quantize_like(cache, part) for cache, part in zip(caches, new, strict=True))
+    return tuple(_quantize_like(cache, part) for cache, part in zip(caches, (new.k_BKSH, new.v_BKSH), strict=True))
 
 
 def _read(caches: Sequence[CacheArray], like: KeysValues, layer: Layer = None) -> KeysValues:
     """Keys and values of a layer in the dtype of `like`."""
     parts = (jax.tree.map(lambda array: _layer_of(array, layer), cache) for cache in caches)
     return KeysValues(*(_dequantize(part, like.k_BKSH.dtype) for part in parts))
+
+
+def _with_cache(
+    visible: KeysValues, new: KeysValues, stored: Sequence[CacheArray], layer: Layer, start_B: Int[Array, " B"]
+) -> KeysValues:
+    """Tell attention where keys and values are stored if it can read them there: for one query and without int8."""
+    if new.k_BKSH.shape[2] > 1 or isinstance(stored[0], Int8Array):
+        return visible
+    lengths_B = jnp.minimum(start_B + 1, visible.k_BKSH.shape[2])
+    return visible._replace(cache=CachedKeysValues(*stored, layer, lengths_B))
 
 
 def _layer_of(array: Float[Array, "*L B K S H"], layer: Layer) -> Float[Array, "B K S H"]:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from jaxformer.checkpoint import abstract_like
-from jaxformer.config import RunConfig
+from jaxformer.config import ModelConfig, RunConfig
 from jaxformer.decode.cache import cache_axes
 from jaxformer.decode.loop import ModelState, Prompt, prefill, token_step
 from jaxformer.decode.slots import prefill_length
@@ -42,60 +42,26 @@ class DecodeProgram:
 
     model: Transformer
     mesh: Mesh
-    shape: DecodeShape
-
-    @property
-    def abstract_params(self) -> PyTree:
-        """Shapes, dtypes and shardings of the parameters."""
-        shapes, axes = abstract_params(self.model.config)
-        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, self.model.runtime.dtype), shapes)
-        return abstract_like(shapes, param_shardings(axes, shapes, self.mesh))
-
-    @property
-    def abstract_prompt(self) -> Prompt:
-        """The prompts of one prefill. Longer ones are prefilled in several parts (`decode.slots.prefill_length`)."""
-        lengths, one = self._array(), self._array(1)
-        if self.model.config.encoder is not None:
-            source = self._array(self.shape.prompt_length)
-            return Prompt(one, lengths, Tokens(source, source, source))
-        chunk = prefill_length(self.model, self.shape.batch_size, self.shape.prompt_length)
-        return Prompt(self._array(chunk), lengths)
-
-    @property
-    def abstract_state(self) -> ModelState:
-        """Shapes, dtypes and shardings of what the step carries: caches are sharded by rows and KV heads."""
-        params = self.abstract_params
-        with jax.set_mesh(self.mesh):
-            shapes, _ = jax.eval_shape(self._prefill, params, self.abstract_prompt)
-        return jax.tree.map(self._shard, shapes)
+    prefill: jax.stages.Wrapped
+    """`(params, prompt) -> state, logits`."""
+    step: jax.stages.Wrapped
+    """`(params, state, token_B) -> state, token_B`; the state passed in is donated."""
+    abstract_params: PyTree
+    """Shapes, dtypes and shardings of the parameters."""
+    abstract_prompt: Prompt
+    """Those of the prompts of one prefill; longer prompts are prefilled in several parts (`slots.prefill_length`)."""
+    abstract_state: ModelState
+    """Those of what the step carries: caches are sharded by rows and KV heads."""
 
     def lower_prefill(self) -> jax.stages.Lowered:
         """Prefill lowered for the devices of the program, without allocating arrays."""
-        params, shardings = self.abstract_params, jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state)
         with jax.set_mesh(self.mesh):
-            return jax.jit(self._prefill, out_shardings=(shardings, None)).lower(params, self.abstract_prompt)
+            return self.prefill.lower(self.abstract_params, self.abstract_prompt)
 
     def lower_step(self) -> jax.stages.Lowered:
-        """The step for one token per row, lowered likewise; its caches are donated."""
-        params, state = self.abstract_params, self.abstract_state
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+        """The step for one token per row, lowered likewise."""
         with jax.set_mesh(self.mesh):
-            step = partial(_greedy_step, model=self.model)
-            program = jax.jit(step, donate_argnums=1, out_shardings=(shardings, batch_sharding(self.mesh)))
-            return program.lower(params, state, self._array())
-
-    def _prefill(self, params: Params, prompt: Prompt) -> tuple[ModelState, Float[Array, "B V"]]:
-        return prefill(self.model, params, prompt, capacity=self.shape.max_length)
-
-    def _array(self, *dims: int) -> jax.ShapeDtypeStruct:
-        """Integers with one entry per row."""
-        return self._shard(jax.ShapeDtypeStruct((self.shape.batch_size, *dims), jnp.int32))
-
-    def _shard(self, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        """Shard rows, and heads of arrays with more than two dimensions, which are keys and values."""
-        axes = cache_axes(leaf.ndim) if leaf.ndim > 2 else ("batch", None)[: leaf.ndim]
-        sharding = NamedSharding(self.mesh, partition_spec(axes, leaf.shape, self.mesh, "KV cache"))
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+            return self.step.lower(self.abstract_params, self.abstract_state, self.abstract_prompt.lengths)
 
 
 def decode_program(
@@ -106,16 +72,77 @@ def decode_program(
     Args:
       cache: storage of the KV cache, "dtype" or "int8".
     """
-    _check_shape(config, shape)
     mesh = make_mesh(config.mesh, devices)
+    _check_shape(config.model, shape, mesh)
+    runtime = replace(make_runtime(config.train, devices[0].platform), cache=cache)
+    model = Transformer(config.model, runtime)
+    params, prompt = _abstract_params(model, mesh), _abstract_prompt(model, mesh, shape)
+    run_prefill = partial(_prefill, model=model, capacity=shape.max_length)
+    with jax.set_mesh(mesh):
+        state, _ = jax.eval_shape(run_prefill, params, prompt)
+    state = jax.tree.map(partial(_shard_rows, mesh=mesh), state)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+    step_shardings = (shardings, batch_sharding(mesh))
+    return DecodeProgram(
+        model=model,
+        mesh=mesh,
+        prefill=jax.jit(run_prefill, out_shardings=(shardings, None)),
+        step=jax.jit(partial(_greedy_step, model=model), donate_argnums=1, out_shardings=step_shardings),
+        abstract_params=params,
+        abstract_prompt=prompt,
+        abstract_state=state,
+    )
+
+
+def _check_shape(model: ModelConfig, shape: DecodeShape, mesh: Mesh) -> None:
+    if model.decoder is None or model.head is None:
+        raise UserError(f"model: {model.shape} without a decoder and a head over the vocabulary has nothing to decode")
+    if model.max_length is not None and shape.max_length > model.max_length:
+        raise UserError(
+            f"{shape.max_length} tokens of prompt and output are more than the {model.max_length} that the model has "
+            "positions for: use fewer"
+        )
+    if model.encoder is None and shape.prompt_length >= shape.max_length:
+        raise UserError(
+            f"{shape.max_length} tokens of prompt and output leave no room after a prompt of {shape.prompt_length}: "
+            "use more"
+        )
     ways = batch_ways(mesh.shape)
     if shape.batch_size % ways:
         raise UserError(
             f"a batch of {shape.batch_size} rows does not divide evenly into {ways} shards (mesh "
-            f"data={mesh.shape['data']} x fsdp={mesh.shape['fsdp']}): make it a multiple of {ways}, or use mesh.tensor"
+            f"data={mesh.shape['data']} x fsdp={mesh.shape['fsdp']}): use a multiple of {ways}, or mesh.tensor"
         )
-    runtime = replace(make_runtime(config.train, devices[0].platform), cache=cache)
-    return DecodeProgram(Transformer(config.model, runtime), mesh, shape)
+
+
+def _abstract_params(model: Transformer, mesh: Mesh) -> PyTree:
+    shapes, axes = abstract_params(model.config)
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, model.runtime.dtype), shapes)
+    return abstract_like(shapes, param_shardings(axes, shapes, mesh))
+
+
+def _abstract_prompt(model: Transformer, mesh: Mesh, shape: DecodeShape) -> Prompt:
+    def array(*dims: int) -> jax.ShapeDtypeStruct:
+        return _shard_rows(jax.ShapeDtypeStruct((shape.batch_size, *dims), jnp.int32), mesh)
+
+    if model.config.encoder is not None:
+        source = array(shape.prompt_length)
+        return Prompt(array(1), array(), Tokens(source, source, source))
+    return Prompt(array(prefill_length(model, shape.batch_size, shape.prompt_length)), array())
+
+
+def _shard_rows(leaf: jax.ShapeDtypeStruct, mesh: Mesh) -> jax.ShapeDtypeStruct:
+    """Shard rows, and heads of arrays with more than two dimensions, which are keys and values."""
+    axes = cache_axes(leaf.ndim) if leaf.ndim > 2 else ("batch", None)[: leaf.ndim]
+    sharding = NamedSharding(mesh, partition_spec(axes, leaf.shape, mesh, "KV cache"))
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+# ---------------------------------------------------------------- the compiled functions
+def _prefill(
+    params: Params, prompt: Prompt, model: Transformer, capacity: int
+) -> tuple[ModelState, Float[Array, "B V"]]:
+    return prefill(model, params, prompt, capacity=capacity)
 
 
 def _greedy_step(
@@ -124,19 +151,3 @@ def _greedy_step(
     """Append one token to each row; returns the most likely next ones."""
     state, logits_BV = token_step(model, params, state, token_B)
     return state, jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
-
-
-def _check_shape(config: RunConfig, shape: DecodeShape) -> None:
-    model = config.model
-    if model.decoder is None or model.head is None:
-        raise UserError(f"model: {model.shape} without a decoder and a head over the vocabulary has nothing to decode")
-    if model.max_length is not None and shape.max_length > model.max_length:
-        raise UserError(
-            f"{shape.max_length} tokens of prompt and output are more than the {model.max_length} that the model has "
-            "positions for: shorten them"
-        )
-    if model.encoder is None and shape.prompt_length > shape.max_length:
-        raise UserError(
-            f"a prompt of {shape.prompt_length} tokens does not fit into caches for {shape.max_length} tokens of "
-            "prompt and output: raise the latter"
-        )

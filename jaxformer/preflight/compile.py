@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,7 +42,7 @@ class Compiled:
 
     peak_bytes: int
     argument_bytes: int
-    """The train state and the batch."""
+    """The train state and the batch, or the parameters and caches of decoding."""
     mesh: dict[str, int]
     collectives: tuple[Collective, ...]
     attention: dict[str, str]
@@ -68,12 +68,17 @@ class Job:
 
 def compile_step(config: RunConfig, topology: Topology) -> Compiled:
     """Compile the train step; raises `UserError` if the config does not suit the topology."""
+    return run_compiler("jaxformer.preflight.compile", Job(config, topology).to_json(), topology)["step"]
+
+
+def run_compiler(module: str, job: str, topology: Topology) -> dict[str, Compiled]:
+    """Start a module that compiles programs, in a process of its own; returns what it wrote with `write_answer`."""
     check_compiler(topology)
     with tempfile.TemporaryDirectory() as directory:
         result = Path(directory) / "result.json"
         process = subprocess.run(
-            [sys.executable, "-m", "jaxformer.preflight.compile", str(result)],
-            input=Job(config, topology).to_json(),
+            [sys.executable, "-m", module, str(result)],
+            input=job,
             env=os.environ | ENVIRONMENT,
             capture_output=True,
             text=True,
@@ -83,8 +88,11 @@ def compile_step(config: RunConfig, topology: Topology) -> Compiled:
         answer = json.loads(result.read_text(encoding="utf-8"))
     if "error" in answer:
         raise UserError(answer["error"])
-    answer["collectives"] = tuple(Collective(**each) for each in answer["collectives"])
-    return Compiled(**answer)
+    return {name: _from_json(compiled) for name, compiled in answer.items()}
+
+
+def _from_json(fields: dict[str, Any]) -> Compiled:
+    return Compiled(**fields | {"collectives": tuple(Collective(**each) for each in fields["collectives"])})
 
 
 def check_compiler(topology: Topology) -> None:
@@ -107,28 +115,39 @@ def _explain_failure(process: subprocess.CompletedProcess, topology: Topology) -
 # ---------------------------------------------------------------- in the process of the compiler
 def main(result: str) -> None:
     job = Job.from_json(sys.stdin.read())
+
+    def compile_job() -> dict[str, Compiled]:
+        from jaxformer.train.program import train_program
+
+        program = train_program(job.config, devices_of(job.topology))
+        return {"step": compile_program(program.lower, program.mesh.shape)}
+
+    write_answer(result, compile_job)
+
+
+def write_answer(result: str, compile_job: Callable[[], dict[str, Compiled]]) -> None:
+    """Write the compiled programs, or the error of the user, for `run_compiler`."""
     try:
-        answer = asdict(_compile(job))
+        answer = {name: asdict(compiled) for name, compiled in compile_job().items()}
     except UserError as error:
         answer = {"error": str(error)}
     Path(result).write_text(json.dumps(answer), encoding="utf-8")
 
 
-def _compile(job: Job) -> Compiled:
+def compile_program(lower: Callable[[], Any], mesh: Mapping[str, int]) -> Compiled:
+    """Lower and compile a program for a mesh with these axis sizes."""
     from jax.errors import JaxRuntimeError
 
     from jaxformer.ops.attention import record_choices
-    from jaxformer.train.program import train_program
 
-    program = train_program(job.config, devices_of(job.topology))
     started = time.perf_counter()
     with record_choices() as choices:
-        lowered = program.lower()
+        lowered = lower()
     attention = {
         inputs: choice.kernel + "".join(f"; not {name}: {reason}" for name, reason in choice.skipped.items())
         for inputs, choice in choices.items()
     }
-    facts = {"mesh": dict(program.mesh.shape), "attention": attention}
+    facts = {"mesh": dict(mesh), "attention": attention}
     try:
         compiled = lowered.compile()
     except JaxRuntimeError as error:
@@ -139,7 +158,7 @@ def _compile(job: Job) -> Compiled:
         return Compiled(used, 0, collectives=(), compile_seconds=seconds, ran_out_of_memory=True, **facts)
     return Compiled(
         **_memory(compiled.memory_analysis()),
-        collectives=tuple(Program(compiled.as_text()).collectives(program.mesh.shape)),
+        collectives=tuple(Program(compiled.as_text()).collectives(mesh)),
         compile_seconds=time.perf_counter() - started,
         **facts,
     )
