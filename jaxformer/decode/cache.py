@@ -242,7 +242,9 @@ def _write(cache: CacheArray, new: CacheArray, start_B: Int[Array, " B"] | None,
         if start_B is None:
             return _shard(_put(old, new_BKTH, 0, layer))
         if len(start_B) == 1:
-            return _put(old, new_BKTH, start_B[0], layer)  # a single row needs no scatter
+            # A single row needs no scatter; with its dimension, XLA would copy the cache (see `loop.advance`).
+            row = row_dim(old.ndim)
+            return jnp.expand_dims(_put(jnp.squeeze(old, row), new_BKTH[0], start_B[0], layer), row)
         if layer is not None and new_BKTH.shape[2:] == (1, 1):
             # The TPU compiler pads int8 scales to 64 times their size to scatter into them, so they are rewritten.
             is_new_BS = jnp.arange(old.shape[-2]) == start_B[:, None]
@@ -254,12 +256,13 @@ def _write(cache: CacheArray, new: CacheArray, start_B: Int[Array, " B"] | None,
 
 
 def _put(
-    old: Float[Array, "*L B K S H"], new_BKTH: Float[Array, "B K T H"], start: Int[Array, ""] | int, layer: Layer
+    old: Float[Array, "*L_and_B K S H"], new: Float[Array, "*B K T H"], start: Int[Array, ""] | int, layer: Layer
 ) -> Array:
-    """Write new vectors of a layer at the same index in all rows."""
+    """Write new vectors of a layer at the same index in all rows, or of a single row without its dimension."""
+    index = (*(0,) * (new.ndim - 2), start, 0)
     if layer is None:
-        return jax.lax.dynamic_update_slice(old, new_BKTH, (0, 0, start, 0))
-    return jax.lax.dynamic_update_slice(old, new_BKTH[None], (layer, 0, 0, start, 0))
+        return jax.lax.dynamic_update_slice(old, new, index)
+    return jax.lax.dynamic_update_slice(old, new[None], (layer, *index))
 
 
 def _scatter(

@@ -77,8 +77,7 @@ class DecodeState(NamedTuple):
 
 
 # ---------------------------------------------------------------- the model
-@partial(jax.jit, static_argnames=("model", "capacity"))
-def prefill(
+def prefill_prompt(
     model: Transformer, params: Params, prompt: Prompt, *, capacity: int
 ) -> tuple[ModelState, Float[Array, "B V"]]:
     """Run the prompts through the model; returns caches for `capacity` tokens and the logits after each prompt.
@@ -94,6 +93,9 @@ def prefill(
     caches = make_caches(model.config, prompt.ids.shape[0], capacity, model.runtime, cross)
     state = ModelState(caches, jnp.zeros_like(prompt.lengths), segments_BS)
     return append_tokens(model, params, state, prompt.ids, prompt.lengths, is_start=True)
+
+
+prefill = jax.jit(prefill_prompt, static_argnames=("model", "capacity"))
 
 
 @partial(jax.jit, static_argnames="model", donate_argnames="state")

@@ -16,13 +16,13 @@ from jax.sharding import Mesh, NamedSharding
 from jaxformer.checkpoint import abstract_like
 from jaxformer.config import ModelConfig, RunConfig
 from jaxformer.decode.cache import cache_axes
-from jaxformer.decode.loop import ModelState, Prompt, prefill, token_step
+from jaxformer.decode.loop import ModelState, Prompt, prefill_prompt, token_step
 from jaxformer.decode.slots import prefill_length
 from jaxformer.errors import UserError
 from jaxformer.layers import Transformer, abstract_params
 from jaxformer.run import make_runtime
 from jaxformer.sharding import batch_sharding, batch_ways, make_mesh, param_shardings, partition_spec
-from jaxformer.typing import Array, Float, Int, Params, PyTree, Tokens
+from jaxformer.typing import Array, Int, Params, PyTree, Tokens
 
 
 @dataclass(frozen=True)
@@ -77,16 +77,16 @@ def decode_program(
     runtime = replace(make_runtime(config.train, devices[0].platform), cache=cache)
     model = Transformer(config.model, runtime)
     params, prompt = _abstract_params(model, mesh), _abstract_prompt(model, mesh, shape)
-    run_prefill = partial(_prefill, model=model, capacity=shape.max_length)
+    prefill = partial(prefill_prompt, model, capacity=shape.max_length)
     with jax.set_mesh(mesh):
-        state, _ = jax.eval_shape(run_prefill, params, prompt)
+        state, _ = jax.eval_shape(lambda *args: prefill(*args), params, prompt)
     state = jax.tree.map(partial(_shard_rows, mesh=mesh), state)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
     step_shardings = (shardings, batch_sharding(mesh))
     return DecodeProgram(
         model=model,
         mesh=mesh,
-        prefill=jax.jit(run_prefill, out_shardings=(shardings, None)),
+        prefill=jax.jit(prefill, out_shardings=(shardings, None)),
         step=jax.jit(partial(_greedy_step, model=model), donate_argnums=1, out_shardings=step_shardings),
         abstract_params=params,
         abstract_prompt=prompt,
@@ -136,13 +136,6 @@ def _shard_rows(leaf: jax.ShapeDtypeStruct, mesh: Mesh) -> jax.ShapeDtypeStruct:
     axes = cache_axes(leaf.ndim) if leaf.ndim > 2 else ("batch", None)[: leaf.ndim]
     sharding = NamedSharding(mesh, partition_spec(axes, leaf.shape, mesh, "KV cache"))
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-
-
-# ---------------------------------------------------------------- the compiled functions
-def _prefill(
-    params: Params, prompt: Prompt, model: Transformer, capacity: int
-) -> tuple[ModelState, Float[Array, "B V"]]:
-    return prefill(model, params, prompt, capacity=capacity)
 
 
 def _greedy_step(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxformer import generate
-from jaxformer.config import ByteTokenizer, DataConfig, MemorySource, MeshConfig, ModelConfig, RunConfig
+from jaxformer.config import MeshConfig, ModelConfig, RunConfig
 from jaxformer.decode.program import DecodeProgram, DecodeShape, decode_program
 from jaxformer.errors import UserError
 from jaxformer.models.bert import bert
@@ -18,9 +18,8 @@ SIZES = {"num_layers": 2, "embed_dim": 32, "num_heads": 4, "mlp_dim": 48, "vocab
 
 
 def make_program(model: ModelConfig, devices, mesh: MeshConfig = MESH, **shape) -> DecodeProgram:
-    data = DataConfig(train=MemorySource(documents=("x",)), tokenizer=ByteTokenizer(), length=32)
     shape = DecodeShape(**{"batch_size": 4, "prompt_length": 5, "max_length": 16} | shape)
-    return decode_program(RunConfig(model=model, data=data, mesh=mesh), devices, shape)
+    return decode_program(RunConfig(model=model, mesh=mesh), devices, shape)
 
 
 def test_the_program_decodes_greedily_with_sharded_caches(ring_run):
@@ -34,7 +33,7 @@ def test_the_program_decodes_greedily_with_sharded_caches(ring_run):
         for _ in range(3):
             state, token_B = program.step(params, state, tokens[-1])
             tokens.append(token_B)
-    assert np.stack(tokens, axis=1).tolist() == generate(ring_run, ids.tolist(), 4, ignore_eos=True)
+    assert np.stack(tokens, axis=1).tolist() == generate(ring_run, ids.tolist(), 4)
     for leaf, abstract in zip(jax.tree.leaves(state), jax.tree.leaves(program.abstract_state), strict=True):
         assert (leaf.shape, leaf.dtype, leaf.sharding) == (abstract.shape, abstract.dtype, abstract.sharding)
         if leaf.ndim == 4:
@@ -46,6 +45,9 @@ def test_building_a_program_traces_no_attention_that_it_does_not_run(ring_run):
     with record_choices() as choices:
         program.lower_step()
     assert set(choices) == {"causal, window 4, 1 queries, 4 keys", "causal, 1 queries, 16 keys"}
+    with record_choices() as choices:
+        program.lower_prefill()
+    assert set(choices) == {"causal, window 4, 5 queries, 5 keys", "causal, 5 queries, 5 keys"}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from jaxformer import Run, generate, search, stream
 from jaxformer.config import ModelConfig
 from jaxformer.decode.cache import FullCache, RingCache, make_caches
 from jaxformer.decode.loop import Prompt, prefill, prefill_chunk, token_step
-from jaxformer.layers import Runtime
+from jaxformer.layers import Runtime, Transformer, abstract_params
+from jaxformer.models.llama import llama
 from jaxformer.models.vaswani import vaswani
 from jaxformer.ops.weights import is_quantized
 from jaxformer.run import make_runtime, quantized_run
@@ -116,6 +117,25 @@ def test_beams_find_the_same_hypotheses(pair_of, kind):
     for expected, actual in zip(unrolled, scanned, strict=True):
         assert [each.output for each in actual] == [each.output for each in expected]
         np.testing.assert_allclose([each.score for each in actual], [each.score for each in expected], atol=1e-5)
+
+
+def test_programs_do_not_grow_with_depth():
+    """Prefill and the step have as many instructions with 80 layers as with 8."""
+    few, many = (_num_instructions(num_layers) for num_layers in (8, 80))
+    assert all(m <= 1.5 * f for f, m in zip(few, many, strict=True)), f"prefill and step: {few} and {many}"
+    unrolled = _num_instructions(8, scan_decode=False)
+    assert all(u > 2 * f for f, u in zip(few, unrolled, strict=True)), "layer by layer, programs do grow"
+
+
+def _num_instructions(num_layers: int, scan_decode: bool = True) -> list[int]:
+    sizes = {"embed_dim": 16, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8, "mlp_dim": 16, "vocab_size": 32}
+    config = llama(num_layers=num_layers, **sizes)
+    model, params = Transformer(config, Runtime(scan_decode=scan_decode)), abstract_params(config)[0]
+    lengths = jax.ShapeDtypeStruct((2,), jnp.int32)
+    prompt = Prompt(jax.ShapeDtypeStruct((2, 4), jnp.int32), lengths)
+    state, _ = jax.eval_shape(lambda p, prompt: prefill(model, p, prompt, capacity=8), params, prompt)
+    programs = (prefill.lower(model, params, prompt, capacity=8), step.lower(model, params, state, lengths))
+    return [program.compile().as_text().count(" = ") for program in programs]
 
 
 @pytest.mark.slow
