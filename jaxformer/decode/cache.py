@@ -193,6 +193,11 @@ def row_dim(ndim: int) -> int:
     return max(ndim - 4, 0)
 
 
+def row_index(ndim: int, rows: Int[Array, " N"]) -> tuple[slice | Array, ...]:
+    """The index of these rows in such an array."""
+    return (*[slice(None)] * row_dim(ndim), rows)
+
+
 # ---------------------------------------------------------------- storage
 def _store_like(caches: tuple[CacheArray, CacheArray], new: KeysValues) -> tuple[CacheArray, CacheArray]:
     """New keys and values in the format of the cache."""
@@ -308,7 +313,7 @@ def repeat_rows(caches: Sequence[LayerCache], times: int) -> tuple[LayerCache, .
 
 def reorder_rows(caches: Sequence[LayerCache], rows: Int[Array, " B"]) -> tuple[LayerCache, ...]:
     """Row i of the result is row `rows[i]`. Beams stay within their request, so cross-attention keeps its order."""
-    return _map_rows(caches, lambda array: jnp.take(array, rows, axis=row_dim(array.ndim)))
+    return _map_rows(caches, lambda array: array[row_index(array.ndim, rows)])
 
 
 def _map_rows(caches: Sequence[LayerCache], change: Callable[[Array], Array]) -> tuple[LayerCache, ...]:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.nn import logsumexp
 
-from jaxformer.decode.cache import make_caches, row_dim
+from jaxformer.decode.cache import make_caches, row_dim, row_index
 from jaxformer.layers import Transformer
 from jaxformer.layers.block import LayerCache
 from jaxformer.ops.cpu import token_loop_options
@@ -151,7 +151,7 @@ def append_tokens(
 @jax.jit
 def select_rows(prefilled: PyTree, rows_B: Int[Array, " B"]) -> PyTree:
     """Row i of the result is row `rows_B[i]`; several samples of one prompt share its prefill this way."""
-    return jax.tree.map(lambda array: jnp.take(array, rows_B, axis=row_dim(array.ndim)), prefilled)
+    return jax.tree.map(lambda array: jnp.asarray(array)[row_index(array.ndim, rows_B)], prefilled)
 
 
 @partial(jax.jit, static_argnames=("vocab_size", "capacity", "top_n"), donate_argnames="model_state")
@@ -195,7 +195,7 @@ def insert_rows(state: DecodeState, new: DecodeState, rows_N: Int[Array, " N"]) 
         row = row_dim(old.ndim)
         # The new rows were prefilled by themselves, so their longest source may be shorter than that of the batch.
         padding = [(0, 0 if i == row else a - b) for i, (a, b) in enumerate(zip(old.shape, rows.shape, strict=True))]
-        return old.at[(slice(None),) * row + (rows_N,)].set(jnp.pad(rows, padding), mode="drop")
+        return old.at[row_index(old.ndim, rows_N)].set(jnp.pad(rows, padding), mode="drop")
 
     return jax.tree.map(insert, state, new)
 

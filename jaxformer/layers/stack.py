@@ -106,16 +106,13 @@ class Stack(nn.Module):
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
         """Run all layers over new tokens that follow those in the caches; there is one cache per `cache_parts`."""
         context, scanned = self._share(context), scanned_layers(self.config, self.runtime)
-        num_scanned = len(self.config.pattern) if scanned else 0
-        remaining = list(caches)
-        last = remaining[scanned.start + num_scanned :]
-        x_BTD, updated = self._extend_layers(x_BTD, context, range(scanned.start), remaining[: scanned.start])
-        if scanned:
-            repeats = remaining[scanned.start : scanned.start + num_scanned]
-            x_BTD, repeats = self._extend_repeats(x_BTD, context, repeats)
-            updated += repeats
-        x_BTD, last = self._extend_layers(x_BTD, context, range(scanned.stop, self.config.num_layers), last)
-        return self._normalize(x_BTD), (*updated, *last)
+        start = scanned.start
+        stop = start + (len(self.config.pattern) if scanned else 0)
+        x_BTD, first = self._extend_layers(x_BTD, context, range(start), list(caches[:start]))
+        x_BTD, repeats = self._extend_repeats(x_BTD, context, list(caches[start:stop])) if scanned else (x_BTD, [])
+        last_layers = range(scanned.stop, self.config.num_layers)
+        x_BTD, last = self._extend_layers(x_BTD, context, last_layers, list(caches[stop:]))
+        return self._normalize(x_BTD), (*first, *repeats, *last)
 
     def cross_keys_values(self, source_BSD: jax.Array) -> tuple[KeysValues, ...]:
         """The cross-attention keys and values of the source, one for each of `cache_parts`."""

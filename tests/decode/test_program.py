@@ -1,5 +1,7 @@
 """The decode program on simulated devices: sharded caches, donated states, and the tokens of `generate`."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 from jaxformer import generate
 from jaxformer.config import MeshConfig, ModelConfig, RunConfig
 from jaxformer.decode.program import DecodeProgram, DecodeShape, decode_program
+from jaxformer.decode.slots import prefill_length
 from jaxformer.errors import UserError
 from jaxformer.models.bert import bert
 from jaxformer.models.gpt2 import gpt2
@@ -48,6 +51,13 @@ def test_building_a_program_traces_no_attention_that_it_does_not_run(ring_run):
     with record_choices() as choices:
         program.lower_prefill()
     assert set(choices) == {"causal, window 4, 5 queries, 5 keys", "causal, 5 queries, 5 keys"}
+
+
+def test_accelerators_prefill_more_tokens_at_a_time(ring_run):
+    model = ring_run.model
+    assert prefill_length(model, 4, 10_000) == 512
+    model = model.clone(runtime=replace(model.runtime, platform="tpu"))
+    assert [prefill_length(model, rows, 10_000) for rows in (1, 32, 1024)] == [10_000, 4096, 512]
 
 
 @pytest.mark.parametrize(
