@@ -141,6 +141,7 @@ def _add_preflight_arguments(sub: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="for example v5e-256 or h100-64; `list` prints all; default: mesh.topology of the config",
     )
+    sub.add_argument("--decode", action="store_true", help="compile prefill and the token step instead of training")
     sub.add_argument("--json", metavar="FILE", help="write the report as JSON; - is standard output")
     _add_overrides(sub)
 
@@ -322,7 +323,7 @@ def _preflight(args: argparse.Namespace) -> int:
 
     from jaxformer.errors import UserError
     from jaxformer.preflight import page
-    from jaxformer.preflight.report import preflight, write_json
+    from jaxformer.preflight.report import preflight, preflight_decode, write_json
     from jaxformer.train.start import load_config
 
     if args.topology == "list":
@@ -330,13 +331,18 @@ def _preflight(args: argparse.Namespace) -> int:
         return 0
     if args.config is None:
         raise UserError("preflight needs a CONFIG, or `--topology list`")
+    config = load_config(args.config, args.overrides)
     with page.progress() as announce:
-        report = preflight(load_config(args.config, args.overrides), args.topology, announce)
+        if args.decode:
+            reports = preflight_decode(config, args.topology, announce)
+        else:
+            reports = [preflight(config, args.topology, announce)]
     if args.json is not None:
-        write_json(report, args.json)
+        write_json(reports, args.json)
     if args.json != "-":
-        page.show(report, Console())
-    return 0 if report.fits else DOES_NOT_FIT
+        for report in reports:
+            page.show(report, Console())
+    return 0 if all(report.fits for report in reports) else DOES_NOT_FIT
 
 
 def _prepare(args: argparse.Namespace) -> None:

@@ -45,7 +45,7 @@ class Run:
 
     @property
     def decoding(self) -> tuple[Transformer, Params]:
-        """The model and its parameters in the layout for decoding, with separate parameters for each layer."""
+        """The model and its parameters in the layout for decoding."""
         return self._decoding_weights(single_row=False)
 
     @property
@@ -105,7 +105,8 @@ def decoding_weights(model: Transformer, params: Params, single_row: bool) -> tu
     relayout = model.runtime.platform == "cpu" and not is_quantized(params)
     if relayout and single_row:
         params = output_major_params(params, abstract_params(model.config)[1])
-    params = jax.jit(partial(unstack_layers, config=model.config))(params)
+    if not model.runtime.scan_decode:
+        params = jax.jit(partial(unstack_layers, config=model.config))(params)
     if not relayout:
         return model, params
     config, params = untie_head(model.config, params)
@@ -167,4 +168,6 @@ def make_runtime(config: TrainConfig, platform: str) -> Runtime:
     dtype = config.dtype
     if dtype == "auto":
         dtype = "float32" if platform == "cpu" else "bfloat16"
-    return Runtime(jnp.dtype(dtype), config.remat, config.unroll, config.attention, platform)
+    # A CPU copies what is sliced out of stacked parameters and caches; accelerators slice as they read.
+    scan_decode = platform != "cpu" and config.unroll != "all"
+    return Runtime(jnp.dtype(dtype), config.remat, config.unroll, config.attention, platform, scan_decode=scan_decode)

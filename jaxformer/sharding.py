@@ -240,20 +240,20 @@ def on_devices(function: Callable, mesh: Mesh | AbstractMesh, in_specs: PyTree, 
 def on_shards(function: Callable, in_axes: Sequence[tuple[str | None, ...]], out_axes: PyTree) -> Callable:
     """`function` of the shards of arrays with these logical axes, for kernels that XLA cannot partition.
 
-    It maps over the mesh axes that are left to XLA; if there are none, this is `function` itself.
+    It maps over the mesh axes that are left to XLA; if none has several devices, this is `function` itself.
 
     Args:
       in_axes: logical axes of each argument, which is an array or None.
       out_axes: logical axes of the result, or a tuple of them if there are several.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    over = _auto_axes(mesh)
-    if not over:
+    if not _auto_axes(mesh):
         return function
+    over = set(mesh.axis_names) - set(mesh.manual_axes)
     in_specs = tuple(_spec(axes, mesh) for axes in in_axes)
     several = bool(out_axes) and isinstance(out_axes[0], tuple)
     out_specs = tuple(_spec(axes, mesh) for axes in out_axes) if several else _spec(out_axes, mesh)
-    return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, axis_names=set(over), check_vma=False)
+    return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, axis_names=over, check_vma=False)
 
 
 def sum_devices(x: PyTree, over: Sequence[str] = RULES["batch"]) -> PyTree:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,9 @@ import numpy as np
 from jaxformer.config import ModelConfig, RunConfig
 from jaxformer.decode.api import generate, search
 from jaxformer.errors import UserError
-from jaxformer.layers import Runtime, Transformer, init_params
+from jaxformer.layers import Transformer, init_params
 from jaxformer.models import preset
-from jaxformer.run import Run, quantized_run
+from jaxformer.run import Run, make_runtime, quantized_run
 
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
@@ -100,8 +100,9 @@ def random_run(case: Case) -> Run:
     """A preset with random weights and without eos."""
     model = without_eos(preset(case.preset))
     params = jax.jit(lambda: init_params(model, jax.random.key(0)))()
-    runtime = Runtime(platform=jax.default_backend())
-    run = Run(RunConfig(model=model), Transformer(model, runtime), params, None, 0)
+    config = RunConfig(model=model)
+    runtime = replace(make_runtime(config.train, jax.default_backend()), dtype=jnp.float32)
+    run = Run(config, Transformer(model, runtime), params, None, 0)
     return run if case.weights is None else quantized_run(run, case.weights)
 
 

@@ -238,6 +238,11 @@ class StackConfig(Config):
         return (*self.first, *self.pattern)
 
     @property
+    def num_repeats(self) -> int:
+        """Number of complete repeats of the pattern."""
+        return (self.num_layers - len(self.first)) // len(self.pattern)
+
+    @property
     def places(self) -> tuple[tuple[str, int], ...]:
         """Where the parameters of each layer are stored, in order of depth.
 

@@ -1,7 +1,7 @@
 """The compiled programs of generation: prefill, the one-token step, and the `while_loop` around it.
 
-All arrays are preallocated, and every array of a `DecodeState` has the batch row as its leading dimension. A row can
-therefore be inserted at any index of a running batch. Its tokens depend on its own prompt, settings and seed only,
+All arrays are preallocated, and every array of a `DecodeState` has a dimension for the rows (`cache.row_dim`). A row
+can therefore be inserted at any index of a running batch. Its tokens depend on its own prompt, settings and seed only,
 never on its neighbours or on its index.
 
 `decode.slots` keeps track of which request is in which row.
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.nn import logsumexp
 
-from jaxformer.decode.cache import make_caches
+from jaxformer.decode.cache import make_caches, row_dim, row_index
 from jaxformer.layers import Transformer
 from jaxformer.layers.block import LayerCache
 from jaxformer.ops.cpu import token_loop_options
@@ -77,8 +77,7 @@ class DecodeState(NamedTuple):
 
 
 # ---------------------------------------------------------------- the model
-@partial(jax.jit, static_argnames=("model", "capacity"))
-def prefill(
+def prefill_prompt(
     model: Transformer, params: Params, prompt: Prompt, *, capacity: int
 ) -> tuple[ModelState, Float[Array, "B V"]]:
     """Run the prompts through the model; returns caches for `capacity` tokens and the logits after each prompt.
@@ -93,7 +92,10 @@ def prefill(
         segments_BS = prompt.source.segments
     caches = make_caches(model.config, prompt.ids.shape[0], capacity, model.runtime, cross)
     state = ModelState(caches, jnp.zeros_like(prompt.lengths), segments_BS)
-    return append_tokens(model, params, state, prompt.ids, prompt.lengths, is_prefix=model.config.prefix)
+    return append_tokens(model, params, state, prompt.ids, prompt.lengths, is_start=True)
+
+
+prefill = jax.jit(prefill_prompt, static_argnames=("model", "capacity"))
 
 
 @partial(jax.jit, static_argnames="model", donate_argnames="state")
@@ -123,19 +125,21 @@ def append_tokens(
     state: ModelState,
     ids_BT: Int[Array, "B T"],
     lengths_B: Int[Array, " B"],
-    is_prefix: bool = False,
+    is_start: bool = False,
 ) -> tuple[ModelState, Float[Array, "B V"]]:
     """Append right-padded tokens to each row; returns the logits after the last real token of each.
 
     Args:
-      is_prefix: all new tokens of a row attend to each other, as in the prompt of a prefix language model.
+      is_start: the caches are empty. In a prefix language model, all tokens of a prompt attend to each other.
     """
     index_T = jnp.arange(ids_BT.shape[1])
     real_BT = index_T < lengths_B[:, None]
     positions_BT = state.lengths_B[:, None] + index_T
-    tokens = Tokens(ids_BT, positions_BT, real_BT.astype(jnp.int32), prefix=real_BT if is_prefix else None)
+    prefix_BT = real_BT if is_start and model.config.prefix else None
+    tokens = Tokens(ids_BT, positions_BT, real_BT.astype(jnp.int32), prefix=prefix_BT)
+    start_B = None if is_start else state.lengths_B
     hidden_BTD, caches = model.apply(
-        {"params": params}, tokens, state.lengths_B, state.caches, state.source_segments_BS, method="extend"
+        {"params": params}, tokens, start_B, state.caches, state.source_segments_BS, method="extend"
     )
     # The head runs on one position per row: logits of a whole prompt would be [B, T, V].
     last_B1D = jnp.take_along_axis(hidden_BTD, jnp.maximum(lengths_B - 1, 0)[:, None, None], axis=1)
@@ -147,7 +151,7 @@ def append_tokens(
 @jax.jit
 def select_rows(prefilled: PyTree, rows_B: Int[Array, " B"]) -> PyTree:
     """Row i of the result is row `rows_B[i]`; several samples of one prompt share its prefill this way."""
-    return jax.tree.map(lambda array: jnp.asarray(array)[rows_B], prefilled)
+    return jax.tree.map(lambda array: jnp.asarray(array)[row_index(array.ndim, rows_B)], prefilled)
 
 
 @partial(jax.jit, static_argnames=("vocab_size", "capacity", "top_n"), donate_argnames="model_state")
@@ -188,9 +192,10 @@ def insert_rows(state: DecodeState, new: DecodeState, rows_N: Int[Array, " N"]) 
     """Write row i of `new` to row `rows_N[i]` of `state`; a row with an index beyond the last one is dropped."""
 
     def insert(old: Array, rows: Array) -> Array:
+        row = row_dim(old.ndim)
         # The new rows were prefilled by themselves, so their longest source may be shorter than that of the batch.
-        padding = [(0, 0), *((0, a - b) for a, b in zip(old.shape[1:], rows.shape[1:], strict=True))]
-        return old.at[rows_N].set(jnp.pad(rows, padding), mode="drop")
+        padding = [(0, 0 if i == row else a - b) for i, (a, b) in enumerate(zip(old.shape, rows.shape, strict=True))]
+        return old.at[row_index(old.ndim, rows_N)].set(jnp.pad(rows, padding), mode="drop")
 
     return jax.tree.map(insert, state, new)
 
@@ -263,11 +268,15 @@ def _squeeze_single_row(state: DecodeState) -> DecodeState:
     XLA removes a batch dimension of size 1 from matmuls. A cache that the loop carries with this dimension would be
     copied at every token.
     """
-    return _map_caches(state, lambda array: array[0]) if len(state.done_B) == 1 else state
+    if len(state.done_B) > 1:
+        return state
+    return _map_caches(state, lambda array: jnp.squeeze(array, row_dim(array.ndim)))
 
 
 def _unsqueeze_single_row(state: DecodeState) -> DecodeState:
-    return _map_caches(state, lambda array: array[None]) if len(state.done_B) == 1 else state
+    if len(state.done_B) > 1:
+        return state
+    return _map_caches(state, lambda array: jnp.expand_dims(array, row_dim(array.ndim + 1)))
 
 
 def _map_caches(state: DecodeState, change: Callable[[Array], Array]) -> DecodeState:

@@ -9,12 +9,14 @@ import zlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxformer.decode.cache import row_dim
 from jaxformer.decode.loop import (
     DecodeState,
     Prefilled,
@@ -36,7 +38,10 @@ from jaxformer.run import Run
 from jaxformer.sharding import RULES
 from jaxformer.typing import Array, Bool, Float, Int, Params, Tokens, tokens_from_ids
 
-PREFILL_CHUNK = 512  # prompt tokens per prefill; limits the memory of attention scores for long prompts
+# Prompt tokens per row and prefill. On a CPU, it limits the memory of attention scores. On accelerators, prompts that
+# one prefill covers are attended to by a fused kernel, and the limit on all rows is one for the other activations.
+PREFILL_CHUNK = 512
+PREFILL_TOKENS = 2**17
 
 
 @dataclass(frozen=True)
@@ -244,7 +249,9 @@ class Slots:
         def zeros(array: Array) -> Array:
             # Arrays without a sharding would be on one device and have to be moved at the first insertion.
             sharding = None if self.run.mesh is None else array.sharding
-            return jnp.zeros((self.shape.num_slots, *array.shape[1:]), array.dtype, device=sharding)
+            shape = list(array.shape)
+            shape[row_dim(array.ndim)] = self.shape.num_slots
+            return jnp.zeros(shape, array.dtype, device=sharding)
 
         idle = jax.tree.map(zeros, new)
         return _pad_source(idle._replace(done_B=jnp.ones(self.shape.num_slots, bool)), self.shape.source_length)
@@ -267,7 +274,7 @@ def _pad_source(state: DecodeState, length: int) -> DecodeState:
         return state
     padding = length - segments_BS.shape[1]
     caches = tuple(
-        cache._replace(cross=jax.tree.map(lambda a: jnp.pad(a, ((0, 0), (0, 0), (0, padding), (0, 0))), cache.cross))
+        cache._replace(cross=jax.tree.map(partial(_pad_positions, padding=padding), cache.cross))
         for cache in model_state.caches
     )
     # Segment 0 is padding: cross-attention does not see the new positions.
@@ -275,12 +282,15 @@ def _pad_source(state: DecodeState, length: int) -> DecodeState:
     return state._replace(model_state=model_state._replace(caches=caches, source_segments_BS=segments_BS))
 
 
+def _pad_positions(array: Float[Array, "*L B K S H"], padding: int) -> Float[Array, "*L B K S2 H"]:
+    return jnp.pad(array, [(0, 0)] * (array.ndim - 2) + [(0, padding), (0, 0)])
+
+
 # ---------------------------------------------------------------- prompts
 def prefill_in_chunks(model: Transformer, params: Params, prompt: Prompt, capacity: int) -> Prefilled:
-    """Prefill prompts of any length, `PREFILL_CHUNK` tokens at a time."""
-    length = prompt.ids.shape[1]
-    # The first token of a bidirectional prompt attends to the last one, so both must be in the same chunk.
-    chunk = length if model.config.prefix else PREFILL_CHUNK
+    """Prefill prompts of any length, a limited number of tokens at a time."""
+    rows, length = prompt.ids.shape
+    chunk = prefill_length(model, rows, length)
     first = prompt._replace(ids=prompt.ids[:, :chunk], lengths=np.minimum(prompt.lengths, chunk))
     state, logits_BV = prefill(model, params, first, capacity=capacity)
     for start in range(chunk, length, chunk):
@@ -290,6 +300,17 @@ def prefill_in_chunks(model: Transformer, params: Params, prompt: Prompt, capaci
         lengths_B = np.clip(prompt.lengths - start, 0, chunk)
         state, logits_BV = prefill_chunk(model, params, state, logits_BV, ids_BT, lengths_B)
     return Prefilled(state, logits_BV, prompt._replace(source=None))
+
+
+def prefill_length(model: Transformer, num_rows: int, length: int) -> int:
+    """How many tokens of each prompt are prefilled at a time, given the length of the longest prompt."""
+    # The first token of a bidirectional prompt attends to the last one, so both must be in the same chunk.
+    if model.config.prefix:
+        return length
+    limit = PREFILL_CHUNK
+    if model.runtime.platform != "cpu":
+        limit = max(limit, PREFILL_TOKENS // num_rows)
+    return min(length, limit)
 
 
 def _unique_prompts(requests: Sequence[DecodeRequest]) -> tuple[list[Sequence[int]], list[int]]:

@@ -11,7 +11,7 @@ from flax import linen as nn
 
 from jaxformer.config import Alibi, AttentionConfig, Init
 from jaxformer.layers.linear import Linear, Norm, Runtime
-from jaxformer.ops.attention import AttentionInputs, AttentionParams, attend
+from jaxformer.ops.attention import AttentionInputs, AttentionParams, CachedKeysValues, attend
 from jaxformer.ops.biases import Bias, SlopeBias
 from jaxformer.ops.masks import Mask
 from jaxformer.ops.positions import RopeTables, apply_rope
@@ -21,6 +21,8 @@ from jaxformer.typing import Array, Bool, Float, Int
 class KeysValues(NamedTuple):
     k_BKSH: Float[Array, "B K S H"]
     v_BKSH: Float[Array, "B K S H"]
+    cache: CachedKeysValues | None = None
+    """Where a KV cache stores them; only for one new token per row."""
 
 
 class Cache(Protocol):
@@ -29,14 +31,18 @@ class Cache(Protocol):
     def extend(
         self,
         new: KeysValues,
-        start_B: Int[Array, " B"],
+        start_B: Int[Array, " B"] | None,
         lengths_B: Int[Array, " B"],
         window: int | None,
         prefix_BT: Bool[Array, "B T"] | None = None,
+        layer: Int[Array, ""] | None = None,
     ) -> tuple["Cache", KeysValues, Mask]:
         """Write the first `lengths_B` tokens of `new` at index `start_B`; return all keys and values and their mask.
 
-        New tokens in `prefix_BT` are visible to all new tokens.
+        Args:
+          start_B: None if the cache is empty; attention is then over the new keys and values only.
+          prefix_BT: new tokens that are visible to all new tokens.
+          layer: which layer to extend, if the cache holds several.
         """
 
 
@@ -91,10 +97,12 @@ class Attention(nn.Module):
             q_BTNH = apply_rope(q_BTNH, rope)
         inputs = AttentionInputs(
             q_BTNH,
-            *kv,
+            kv.k_BKSH,
+            kv.v_BKSH,
             mask,
             AttentionParams(cfg.scale or cfg.head_dim**-0.5, cfg.softcap, cfg.dropout),
             bias=SlopeBias(cfg.num_heads) if isinstance(cfg.position, Alibi) else bias,
             dropout_key=key,
+            cache=kv.cache,
         )
         return self.out(attend(inputs, impl=self.runtime.attention, platform=self.runtime.platform))

@@ -31,7 +31,7 @@ class Context:
     """Output of the encoder; None if the caches already hold its keys and values."""
     source_segments_BS: Int[Array, "B S"] | None = None
     start_B: Int[Array, " B"] | None = None
-    """Index of the first of the T tokens in its row; used only with caches."""
+    """Index of the first of the T tokens in its row, if they extend caches. None: the caches are empty."""
     bias: Bias | None = None
     """The bias of every self-attention layer in the stack."""
     rope: tuple[RopeTables, ...] = ()
@@ -54,10 +54,20 @@ class Context:
 
 
 class LayerCache(NamedTuple):
-    """The decoding state of one layer: its KV cache, and the cross-attention keys and values of the source."""
+    """The decoding state of one layer: its KV cache, and the cross-attention keys and values of the source.
+
+    Layers that are scanned over share one, whose arrays are stacked: [L, B, K, S, H].
+    """
 
     attention: Cache
     cross: KeysValues | None = None
+    layer: Int[Array, ""] | None = None  # index of the current layer inside a scan
+
+    def cross_keys_values(self) -> KeysValues:
+        """Those of the current layer."""
+        if self.layer is None:
+            return self.cross
+        return jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, self.layer, keepdims=False), self.cross)
 
 
 class BlockResult(NamedTuple):
@@ -122,14 +132,14 @@ class Block(nn.Module):
             mask = Mask(cfg.causal, cfg.window, q_segments=segments, kv_segments=segments, prefix=prefix)
         else:
             lengths_B = (segments != 0).sum(axis=1)
-            store, kv, mask = cache.attention.extend(kv, context.start_B, lengths_B, cfg.window, prefix)
+            store, kv, mask = cache.attention.extend(kv, context.start_B, lengths_B, cfg.window, prefix, cache.layer)
             cache = cache._replace(attention=store)
         return self.attention(h_BTD, kv, mask, rope, context.bias, key), cache
 
     def _cross_attention(
         self, h_BTD: jax.Array, context: Context, cache: LayerCache | None, key: jax.Array | None
     ) -> jax.Array:
-        kv = self.cross_keys_values(context.source_BSD) if cache is None else cache.cross
+        kv = self.cross_keys_values(context.source_BSD) if cache is None else cache.cross_keys_values()
         # Several rows may share one source, for example in beam search. They are folded into one row with more queries,
         # so that the keys and values of the source need not be repeated.
         num_sources = kv.k_BKSH.shape[0]

@@ -31,6 +31,8 @@ class Runtime:
     """Target platform: "cpu", "gpu" or "tpu"; the devices may exist only as a topology description."""
     cache: Literal["dtype", "int8"] = "dtype"
     """Storage of the KV cache: in `dtype`, or as int8 with one scale per vector."""
+    scan_decode: bool = False
+    """Whether decoding scans over the layers as training does, so that compile time does not grow with depth."""
 
 
 class Linear(nn.Module):

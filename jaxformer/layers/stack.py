@@ -2,17 +2,19 @@
 
 Blocks are applied as pure functions of their slice of the stacked parameters, so that scanning, unrolling and
 rematerialisation are run-time choices. A stack also accepts the result of `unstack_layers`, a tuple with one parameter
-tree per layer: a decode loop reads every weight once per token and should not pay for slicing them out of the stack.
+tree per layer: on a CPU, a decode loop would otherwise copy every weight out of the stack at every token.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxformer.config import InitConfig, ModelConfig, StackConfig
+from jaxformer.config import BlockConfig, InitConfig, ModelConfig, StackConfig
 from jaxformer.layers.attention import KeysValues
 from jaxformer.layers.block import Block, Context, LayerCache
 from jaxformer.layers.linear import Norm, Runtime, initializer
@@ -23,6 +25,33 @@ from jaxformer.typing import Params
 
 Layer = tuple[Block, Params]
 Losses = list[jax.Array | None]
+Caches = list[LayerCache]
+
+
+class CachePart(NamedTuple):
+    """What one cache of a decoder belongs to: a layer, or all complete repeats of an entry of the pattern."""
+
+    block: BlockConfig
+    num_layers: int | None
+    """Number of layers whose caches are stacked; None: a single layer, whose cache is not stacked."""
+
+
+def cache_parts(config: StackConfig, runtime: Runtime) -> list[CachePart]:
+    """The caches of a decoder in order of depth: one per layer, or a single one for the layers of a scan."""
+    scanned = scanned_layers(config, runtime)
+    before, after = range(scanned.start), range(scanned.stop, config.num_layers)
+    repeats = [CachePart(block, config.num_repeats) for block in config.pattern] if scanned else []
+    return [
+        *(CachePart(config.block(layer), None) for layer in before),
+        *repeats,
+        *(CachePart(config.block(layer), None) for layer in after),
+    ]
+
+
+def scanned_layers(config: StackConfig, runtime: Runtime) -> range:
+    """The layers that decoding scans over: the complete repeats of the pattern, or none."""
+    first, repeats = len(config.first), config.num_repeats if runtime.scan_decode else 0
+    return range(first, first + (repeats * len(config.pattern) if repeats > 1 else 0))
 
 
 class Stack(nn.Module):
@@ -58,7 +87,7 @@ class Stack(nn.Module):
         layers, keys = self._layers(), split_key(key, self.config.num_layers)
         unrolls = self.runtime.unroll == "all" or isinstance(self._params("blocks_0"), tuple)
         # Layers before the pattern, and an incomplete last repeat of the pattern, cannot be part of the scan.
-        scan_end = first if unrolls else first + self._num_repeats * len(self.config.pattern)
+        scan_end = first if unrolls else first + self.config.num_repeats * len(self.config.pattern)
         x_BTD, losses = self._run_layers(x_BTD, context, layers[:first], keys[:first])
         if scan_end > first:
             x_BTD, scan_losses = self._scan(x_BTD, context, keys[first:scan_end])
@@ -69,23 +98,63 @@ class Stack(nn.Module):
     def extend(
         self, x_BTD: jax.Array, context: Context, caches: Sequence[LayerCache]
     ) -> tuple[jax.Array, tuple[LayerCache, ...]]:
-        """Run all layers, unrolled, over new tokens that follow those in the caches; one cache per layer."""
-        context, updated = self._share(context), []
-        for (block, layer), cache in zip(self._layers(), caches, strict=True):
-            x_BTD, cache, _ = block.apply({"params": layer}, x_BTD, context, cache)
-            updated.append(cache)
-        return self._normalize(x_BTD), tuple(updated)
+        """Run all layers over new tokens that follow those in the caches; there is one cache per `cache_parts`."""
+        context, scanned = self._share(context), scanned_layers(self.config, self.runtime)
+        start = scanned.start
+        stop = start + (len(self.config.pattern) if scanned else 0)
+        x_BTD, first = self._extend_layers(x_BTD, context, range(start), list(caches[:start]))
+        x_BTD, repeats = self._extend_repeats(x_BTD, context, list(caches[start:stop])) if scanned else (x_BTD, [])
+        last_layers = range(scanned.stop, self.config.num_layers)
+        x_BTD, last = self._extend_layers(x_BTD, context, last_layers, list(caches[stop:]))
+        return self._normalize(x_BTD), (*first, *repeats, *last)
 
     def cross_keys_values(self, source_BSD: jax.Array) -> tuple[KeysValues, ...]:
-        """The cross-attention keys and values of the source, for each layer."""
-        return tuple(
-            block.apply({"params": layer}, source_BSD, method="cross_keys_values") for block, layer in self._layers()
+        """The cross-attention keys and values of the source, one for each of `cache_parts`."""
+        blocks, scanned = self._blocks(), scanned_layers(self.config, self.runtime)
+
+        def project(name: str, depth: int | jax.Array) -> KeysValues:
+            params = {"params": layer_params(self._params(name), depth)}
+            return blocks[name].apply(params, source_BSD, method="cross_keys_values")
+
+        places, depths = self.config.places, jnp.arange(self.config.num_repeats)
+        names = [f"blocks_{i}" for i in range(len(self.config.pattern))] if scanned else []
+        repeats = [jax.lax.map(partial(project, name), depths) for name in names]
+        return (
+            *(project(*place) for place in places[: scanned.start]),
+            *repeats,
+            *(project(*place) for place in places[scanned.stop :]),
         )
 
-    @property
-    def _num_repeats(self) -> int:
-        """Number of complete repeats of the pattern."""
-        return (self.config.num_layers - len(self.config.first)) // len(self.config.pattern)
+    def _extend_layers(
+        self, x_BTD: jax.Array, context: Context, layers: range, caches: Caches
+    ) -> tuple[jax.Array, Caches]:
+        """Run these layers one by one, each with its own cache."""
+        blocks, updated = self._blocks(), []
+        for layer, cache in zip(layers, caches, strict=True):
+            name, depth = self.config.places[layer]
+            params = layer_params(self._params(name), depth)
+            x_BTD, cache, _ = blocks[name].apply({"params": params}, x_BTD, context, cache)
+            updated.append(cache)
+        return x_BTD, updated
+
+    def _extend_repeats(self, x_BTD: jax.Array, context: Context, caches: Caches) -> tuple[jax.Array, Caches]:
+        """Scan over the complete repeats of the pattern, with one stacked cache per entry of the pattern.
+
+        The scan carries the caches, so that XLA writes new tokens in place. It indexes parameters instead of scanning
+        over them: without the layers of an incomplete last repeat, they would first be copied.
+        """
+        names = [f"blocks_{i}" for i in range(len(self.config.pattern))]
+        blocks, stacked = self._blocks(), [self._params(name) for name in names]
+
+        def one_repeat(carry: tuple[jax.Array, Caches], depth: jax.Array) -> tuple[tuple[jax.Array, Caches], None]:
+            (x_BTD, caches), updated = carry, []
+            for name, params, cache in zip(names, stacked, caches, strict=True):
+                params = {"params": layer_params(params, depth)}
+                x_BTD, cache, _ = blocks[name].apply(params, x_BTD, context, cache._replace(layer=depth))
+                updated.append(cache._replace(layer=None))
+            return (x_BTD, updated), None
+
+        return jax.lax.scan(one_repeat, (x_BTD, caches), jnp.arange(self.config.num_repeats))[0]
 
     def _run_layers(
         self, x_BTD: jax.Array, context: Context, layers: Sequence[Layer], keys: Sequence[jax.Array | None]
@@ -98,7 +167,7 @@ class Stack(nn.Module):
 
     def _scan(self, x_BTD: jax.Array, context: Context, keys: Sequence[jax.Array | None]) -> tuple[jax.Array, Losses]:
         """Run the complete repeats of the pattern as a scan, so that the pattern is traced and compiled only once."""
-        names, repeats = [f"blocks_{i}" for i in range(len(self.config.pattern))], self._num_repeats
+        names, repeats = [f"blocks_{i}" for i in range(len(self.config.pattern))], self.config.num_repeats
         blocks = [self._block_function(self._blocks()[name]) for name in names]
 
         def one_repeat(x_BTD, inputs):
@@ -174,6 +243,13 @@ def split_layers(stored: Params | tuple[Params, ...]) -> tuple[Params, ...]:
     # A single split instead of one slice per layer: its gradient is one concatenation, not a sum of padded arrays.
     parts = [[part[0] for part in jax.lax.split(leaf, [1] * len(leaf))] for leaf in leaves]
     return tuple(jax.tree.unflatten(structure, layer) for layer in zip(*parts, strict=True))
+
+
+def layer_params(stored: Params | tuple[Params, ...], depth: int | jax.Array) -> Params:
+    """The parameters of one layer, from stacked parameters or from a tuple that is already split."""
+    if isinstance(stored, tuple):
+        return stored[depth]
+    return jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, depth, keepdims=False), stored)
 
 
 def unstack_layers(params: Params, config: ModelConfig) -> Params:

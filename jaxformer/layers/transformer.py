@@ -95,17 +95,21 @@ class Transformer(nn.Module):
         return self.head.features(hidden_BTD)
 
     def cross_keys_values(self, source_BSD: Float[Array, "B S D"]) -> tuple[KeysValues, ...]:
-        """Keys and values of the source for each decoder layer, projected once per request."""
+        """Keys and values of the source for each decoder layer or scan of layers, projected once per request."""
         return self.decoder.cross_keys_values(source_BSD)
 
     def extend(
         self,
         tokens: Tokens,
-        start_B: Int[Array, " B"],
+        start_B: Int[Array, " B"] | None,
         caches: Sequence[LayerCache],
         source_segments_BS: Int[Array, "B S"] | None = None,
     ) -> tuple[Float[Array, "B T D"], tuple[LayerCache, ...]]:
-        """Hidden states of new tokens that follow those in the caches, and the updated caches."""
+        """Hidden states of new tokens that follow those in the caches, and the updated caches.
+
+        Args:
+          start_B: number of tokens in the caches; None if they are empty.
+        """
         context = Context(
             tokens.positions,
             tokens.segments,

@@ -5,17 +5,19 @@ The compilers print to standard error, abort the process on some errors, and mus
 """
 
 import json
+import math
 import os
 import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxformer.config import RunConfig, dump_config
 from jaxformer.config.files import parse_config
@@ -24,6 +26,9 @@ from jaxformer.preflight.gpus import TARGETS
 from jaxformer.preflight.hlo import Collective, Program
 from jaxformer.preflight.traffic import hbm_bytes
 from jaxformer.topology import Topology, parse_topology
+
+if TYPE_CHECKING:  # the parent process does not need JAX
+    from jax.stages import Traced
 
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
@@ -43,15 +48,13 @@ class Compiled:
 
     peak_bytes: int
     argument_bytes: int
-    """The train state and the batch."""
+    """The train state and the batch, or the parameters and caches of decoding."""
     memory: dict[str, int]
-    """`peak_bytes` by what it holds (see `memory_by_kind`)."""
+    """`peak_bytes` by what it holds (see `preflight.memory`)."""
     flops: float
     """FLOPs that are executed, including recomputation."""
     hbm_traffic: int
     """Bytes read from and written to HBM; 0 if the compiler gives no program text."""
-    undersharded: dict[str, int]
-    """Parameters of which every chip holds more than its share, and their bytes on each chip."""
     mesh: dict[str, int]
     collectives: tuple[Collective, ...]
     attention: dict[str, str]
@@ -59,6 +62,8 @@ class Compiled:
     compile_seconds: float
     ran_out_of_memory: bool = False
     """Whether the compiler gave up because of memory; then traffic and collectives are unknown."""
+    undersharded: dict[str, int] = field(default_factory=dict)
+    """Parameters of which every chip holds more than its share, and their bytes on each chip."""
 
     @property
     def wire_bytes(self) -> int:
@@ -84,12 +89,17 @@ class Job:
 
 def compile_step(config: RunConfig, topology: Topology) -> Compiled:
     """Compile the train step; raises `UserError` if the config does not suit the topology."""
+    return run_compiler("jaxformer.preflight.compile", Job(config, topology).to_json(), topology)["step"]
+
+
+def run_compiler(module: str, job: str, topology: Topology) -> dict[str, Compiled]:
+    """Start a module that compiles programs, in a process of its own; returns what it wrote with `write_answer`."""
     check_compiler(topology)
     with tempfile.TemporaryDirectory() as directory:
         result = Path(directory) / "result.json"
         process = subprocess.run(
-            [sys.executable, "-m", "jaxformer.preflight.compile", str(result)],
-            input=Job(config, topology).to_json(),
+            [sys.executable, "-m", module, str(result)],
+            input=job,
             env=os.environ | ENVIRONMENT,
             capture_output=True,
             text=True,
@@ -99,8 +109,11 @@ def compile_step(config: RunConfig, topology: Topology) -> Compiled:
         answer = json.loads(result.read_text(encoding="utf-8"))
     if "error" in answer:
         raise UserError(answer["error"])
-    answer["collectives"] = tuple(Collective(**each) for each in answer["collectives"])
-    return Compiled(**answer)
+    return {name: _from_json(compiled) for name, compiled in answer.items()}
+
+
+def _from_json(fields: dict[str, Any]) -> Compiled:
+    return Compiled(**fields | {"collectives": tuple(Collective(**each) for each in fields["collectives"])})
 
 
 def check_compiler(topology: Topology) -> None:
@@ -122,41 +135,62 @@ def _explain_failure(process: subprocess.CompletedProcess, topology: Topology) -
 
 # ---------------------------------------------------------------- in the process of the compiler
 def main(result: str) -> None:
+    job = Job.from_json(sys.stdin.read())
+
+    def compile_job() -> dict[str, Compiled]:
+        from jaxformer.preflight.flops import visible_keys
+        from jaxformer.preflight.memory import memory_of_training, undersharded
+        from jaxformer.train.program import train_program
+
+        program = train_program(job.config, devices_of(job.topology))
+        memory = partial(memory_of_training, program)
+        visible = visible_keys(job.config.model, job.config.batch_layout.length)
+        compiled = compile_program(program.trace, program.mesh.shape, visible, memory)
+        return {"step": replace(compiled, undersharded=undersharded(program.abstract_params, program.mesh.shape))}
+
+    write_answer(result, job.topology, compile_job)
+
+
+def write_answer(result: str, topology: Topology, compile_job: Callable[[], dict[str, Compiled]]) -> None:
+    """Write the compiled programs, or the error of the user, for `run_compiler`."""
     from jax.errors import JaxRuntimeError
 
-    job = Job.from_json(sys.stdin.read())
     try:
-        answer = asdict(_compile(job))
+        answer = {name: asdict(compiled) for name, compiled in compile_job().items()}
     except UserError as error:
         answer = {"error": str(error)}
     except JaxRuntimeError as error:
-        answer = {"error": f"the compiler for {job.topology.name} failed: {str(error).splitlines()[0]}"}
+        answer = {"error": f"the compiler for {topology.name} failed: {str(error).splitlines()[0]}"}
     Path(result).write_text(json.dumps(answer), encoding="utf-8")
 
 
-def _compile(job: Job) -> Compiled:
+def compile_program(
+    trace: Callable[[], "Traced"],
+    mesh: Mapping[str, int],
+    visible: float,
+    memory: Callable[["Traced", int], dict[str, int]],
+) -> Compiled:
+    """Trace and compile a program for a mesh with these axis sizes.
+
+    Args:
+      visible: the mean fraction of keys that a query sees, for fused attention kernels.
+      memory: splits the peak of the traced program by what it holds.
+    """
     from jax.errors import JaxRuntimeError
 
     from jaxformer.ops.attention import record_choices
-    from jaxformer.preflight.flops import count_flops, visible_keys
-    from jaxformer.preflight.memory import memory_by_kind, undersharded
-    from jaxformer.train.program import train_program
+    from jaxformer.preflight.flops import count_flops
 
-    program = train_program(job.config, devices_of(job.topology))
     started = time.perf_counter()
     with record_choices() as choices:
-        traced = program.trace()
-    lowered = traced.lower()
+        traced = trace()
     attention = {
         inputs: choice.kernel + "".join(f"; not {name}: {reason}" for name, reason in choice.skipped.items())
         for inputs, choice in choices.items()
     }
-    facts = {
-        "mesh": dict(program.mesh.shape),
-        "attention": attention,
-        "flops": count_flops(traced.jaxpr.jaxpr, visible_keys(job.config), program.mesh.size),
-        "undersharded": undersharded(program),
-    }
+    flops = count_flops(traced.jaxpr.jaxpr, visible, math.prod(mesh.values()))
+    facts = {"mesh": dict(mesh), "attention": attention, "flops": flops}
+    lowered = traced.lower()
     try:
         compiled = lowered.compile()
     except JaxRuntimeError as error:
@@ -166,7 +200,7 @@ def _compile(job: Job) -> Compiled:
         return Compiled(
             peak_bytes=used,
             argument_bytes=0,
-            memory=memory_by_kind(program, traced, used),
+            memory=memory(traced, used),
             hbm_traffic=0,
             collectives=(),
             compile_seconds=time.perf_counter() - started,
@@ -174,12 +208,12 @@ def _compile(job: Job) -> Compiled:
             **facts,
         )
     seconds = time.perf_counter() - started
-    memory, text = _memory(compiled.memory_analysis()), Program(compiled.as_text())
+    sizes, text = _memory(compiled.memory_analysis()), Program(compiled.as_text())
     return Compiled(
-        **memory,
-        memory=memory_by_kind(program, traced, memory["peak_bytes"]),
+        **sizes,
+        memory=memory(traced, sizes["peak_bytes"]),
         hbm_traffic=hbm_bytes(text),
-        collectives=tuple(text.collectives(program.mesh.shape)),
+        collectives=tuple(text.collectives(mesh)),
         compile_seconds=seconds,
         **facts,
     )

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax.extend import core
 
-from jaxformer.config import RunConfig, StackConfig
+from jaxformer.config import ModelConfig, StackConfig
 from jaxformer.train.metrics import mean_visible_keys
 
 # Products of queries with keys, or of shapes like theirs, in one call of each fused kernel. The backward pass of splash
@@ -44,10 +44,9 @@ def count_flops(jaxpr: core.Jaxpr, visible: float, num_devices: int) -> float:
     return (products.dots + visible * products.attention) / num_devices
 
 
-def visible_keys(config: RunConfig) -> float:
-    """The fraction of keys that a query sees in self-attention, as the mean over layers."""
-    stacks = [stack for stack in (config.model.encoder, config.model.decoder) if isinstance(stack, StackConfig)]
-    length = config.batch_layout.length
+def visible_keys(model: ModelConfig, length: int) -> float:
+    """The fraction of keys that a query of a row with this length sees, as the mean over layers."""
+    stacks = [stack for stack in (model.encoder, model.decoder) if isinstance(stack, StackConfig)]
     blocks = [stack.block(layer) for stack in stacks for layer in range(stack.num_layers)]
     fractions = [mean_visible_keys(block.attention, length) / length for block in blocks]
     fractions += [1.0 for block in blocks if block.cross_attention is not None]

@@ -1,4 +1,4 @@
-"""What the memory of a train step holds.
+"""What the memory of a train step or of decoding holds.
 
 Parameters, optimizer state and gradients follow from shapes and shardings. Activations are what the forward passes of
 scans over layers store for the backward pass, read from the traced program. The rest of the compiler's peak is
@@ -6,11 +6,12 @@ temporaries: gathered weights, logits, and what one layer needs while it runs.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import jax
 from jax.extend import core
 
+from jaxformer.decode.program import DecodeProgram
 from jaxformer.preflight.flops import sub_jaxprs
 from jaxformer.sharding import path_name
 from jaxformer.train.program import TrainProgram
@@ -20,7 +21,7 @@ SMALL = 2**20
 """Replicated parameters with fewer bytes than this are not reported."""
 
 
-def memory_by_kind(program: TrainProgram, traced: jax.stages.Traced, peak_bytes: int) -> dict[str, int]:
+def memory_of_training(program: TrainProgram, traced: jax.stages.Traced, peak_bytes: int) -> dict[str, int]:
     """The peak of one chip by what it holds; the values add up to it."""
     state = program.abstract_state
     kinds = {
@@ -30,11 +31,22 @@ def memory_by_kind(program: TrainProgram, traced: jax.stages.Traced, peak_bytes:
         "gradients": shard_bytes(state.params),
         "activations": saved_bytes(traced.jaxpr.jaxpr, program.config.model.embed_dim, program.mesh.shape["tensor"]),
     }
-    rest = peak_bytes
-    for kind, size in kinds.items():  # the compiler may free or fuse what comes last
-        kinds[kind] = min(size, rest)
-        rest -= kinds[kind]
-    return kinds | {"temporaries": rest}
+    return _with_rest(kinds, peak_bytes)
+
+
+def memory_of_decoding(program: DecodeProgram, traced: jax.stages.Traced, peak_bytes: int) -> dict[str, int]:
+    """The same for prefill or the token step."""
+    kinds = {"parameters": shard_bytes(program.abstract_params), "caches": shard_bytes(program.abstract_state)}
+    return _with_rest(kinds, peak_bytes)
+
+
+def _with_rest(kinds: dict[str, int], peak_bytes: int) -> dict[str, int]:
+    """Limit the values to the peak, because the compiler may free or fuse what comes last; the rest is temporary."""
+    rest, limited = peak_bytes, {}
+    for kind, size in kinds.items():
+        limited[kind] = min(size, rest)
+        rest -= limited[kind]
+    return limited | {"temporaries": rest}
 
 
 def shard_bytes(tree: PyTree) -> int:
@@ -43,11 +55,10 @@ def shard_bytes(tree: PyTree) -> int:
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
-def undersharded(program: TrainProgram) -> dict[str, int]:
+def undersharded(abstract_params: PyTree, mesh: Mapping[str, int]) -> dict[str, int]:
     """Parameters that are not split over all of `fsdp` and `tensor`, largest first, with their bytes on each chip."""
-    ways = program.mesh.shape["fsdp"] * program.mesh.shape["tensor"]
-    sizes = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(program.abstract_params):
+    ways, sizes = mesh["fsdp"] * mesh["tensor"], {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(abstract_params):
         on_chip = shard_bytes(leaf)
         if on_chip >= SMALL and on_chip * ways > math.prod(leaf.shape) * leaf.dtype.itemsize:
             sizes[path_name(path)] = on_chip

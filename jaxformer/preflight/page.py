@@ -62,11 +62,12 @@ def _sections(report: Report) -> list[RenderableType]:
 def _verdict(report: Report) -> Text:
     compiled, config = report.compiled, report.config
     mesh = ", ".join(f"{axis}={size}" for axis, size in compiled.mesh.items() if size > 1) or "one device"
+    remat = f", remat {config.train.remat}" if report.program == "train step" else ""
     answer = ("fits", "bold green") if report.fits else ("does not fit", "bold red")
     return Text.assemble(
         answer,
-        f": {report.topology.name} ({report.topology.num_chips} chips), mesh {mesh}, batch {config.data.batch_size} x "
-        f"{config.batch_layout.length}, remat {config.train.remat}\n",
+        f": {report.program} on {report.topology.name} ({report.topology.num_chips} chips), mesh {mesh}, batch "
+        f"{config.data.batch_size} x {config.batch_layout.length}{remat}\n",
         f"peak {_gib(compiled.peak_bytes)} of {_gib(report.hbm_bytes)} per device",
     )
 
@@ -84,12 +85,12 @@ def _attention(report: Report) -> list[Text]:
 
 def _speed(report: Report) -> Table:
     compiled, bound = report.compiled, report.roofline
-    table = _table("roofline per device and step", "", "seconds")
+    table = _table(f"roofline of one {report.program} per device", "", "seconds")
     table.add_row("hardware FLOPs", f"{compiled.flops:.3e}", f"{bound.compute_seconds:.4f}")
     table.add_row("HBM traffic", _gib(compiled.hbm_traffic), f"{bound.memory_seconds:.4f}")
     table.add_row("collectives", _gib(compiled.wire_bytes), f"{bound.network_seconds:.4f}")
     table.add_row("model FLOPs", f"{report.model_flops:.3e}", "")
-    table.add_row("step time at least", f"bound by {bound.bound_by}", f"{bound.step_seconds:.4f}")
+    table.add_row("time at least", f"bound by {bound.bound_by}", f"{bound.step_seconds:.4f}")
     table.add_row("tokens/s per device at most", f"{report.tokens / bound.step_seconds:,.0f}", "")
     table.add_row("MFU at most", f"{report.mfu:.1%}", "")
     return table
@@ -98,7 +99,7 @@ def _speed(report: Report) -> Table:
 def _collectives(report: Report) -> RenderableType:
     if not report.compiled.collectives:
         return Text("no collectives")
-    table = _table("collectives per step", "mesh axis", "count", "GiB", "on the wire")
+    table = _table("collectives", "mesh axis", "count", "GiB", "on the wire")
     for each in report.compiled.collectives:
         table.add_row(each.kind, each.axis, str(each.count), f"{each.bytes / GIB:.3f}", f"{each.wire_bytes / GIB:.3f}")
     return table
@@ -113,7 +114,7 @@ def _undersharded(report: Report) -> Table:
 
 def _suggestions(report: Report) -> RenderableType:
     if not report.suggestions:
-        return Text("no change of mesh, rematerialisation or accumulation applies")
+        return Text("use fewer rows or shorter ones, shard over more devices, or choose a larger topology")
     table = _table("what was compiled instead", "topology", "peak", "")
     for each in report.suggestions:
         answer = "fits" if each.fits else "does not fit"

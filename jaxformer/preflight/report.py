@@ -1,4 +1,4 @@
-"""`jaxformer preflight`: compiles a config for a topology and collects what is known about its step."""
+"""`jaxformer preflight`: compiles a config for a topology and collects what is known about its programs."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -9,6 +9,7 @@ from typing import Any
 from jaxformer.config import RunConfig
 from jaxformer.errors import UserError
 from jaxformer.preflight.compile import Compiled, compile_step
+from jaxformer.preflight.decode import DecodeJob, compile_decode
 from jaxformer.preflight.roofline import Roofline, model_flops_utilization, roofline
 from jaxformer.preflight.suggest import Suggestion, suggest
 from jaxformer.rundir import write_file
@@ -20,11 +21,17 @@ Announce = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Report:
-    """What preflight found; all numbers are those of one device and one step."""
+    """What preflight found about one program; all numbers are those of one device and one execution."""
 
+    program: str
+    """`train step`, `prefill` or `token step`."""
     config: RunConfig
     topology: Topology
     compiled: Compiled
+    tokens: float
+    """Tokens that one execution processes per device: of targets or texts, of prompts, or one per row."""
+    model_flops: float
+    """FLOPs without recomputation."""
     suggestions: Sequence[Suggestion] = ()
     """Changes that were compiled because the config does not fit; only the last one can fit."""
 
@@ -36,15 +43,6 @@ class Report:
     @property
     def fits(self) -> bool:
         return self.compiled.fits(self.topology)
-
-    @property
-    def tokens(self) -> float:
-        """Tokens of targets, or of texts, per step and device."""
-        return self.config.data.batch_size * self.config.batch_layout.length / self.topology.num_devices
-
-    @property
-    def model_flops(self) -> float:
-        return step_flops(self.config) / self.topology.num_devices
 
     @property
     def roofline(self) -> Roofline:
@@ -62,6 +60,7 @@ class Report:
             for each in compiled.collectives
         ]
         return {
+            "program": self.program,
             "topology": self.topology.name,
             "mesh": compiled.mesh,
             "fits": self.fits,
@@ -90,13 +89,7 @@ def preflight(config: RunConfig, topology: str | None, announce: Announce = prin
     Args:
       announce: called with what is compiled next.
     """
-    if config.data is None:
-        raise UserError("data: preflight needs the length and the batch size of a training run, set data")
-    if topology is None and config.mesh.topology is None:
-        raise UserError(
-            "topology: none is given, pass --topology NAME or set mesh.topology; `--topology list` shows all"
-        )
-    target = parse_topology(topology or config.mesh.topology)
+    target = _target(config, topology)
     announce(f"compiling the train step for {target.name}")
     try:
         compiled = compile_step(config, target)
@@ -104,7 +97,38 @@ def preflight(config: RunConfig, topology: str | None, announce: Announce = prin
         _suggest_division(config, target, error, announce)
         raise
     found = [] if compiled.fits(target) else suggest(config, target, compiled.peak_bytes, announce)
-    return Report(config, target, compiled, found)
+    tokens = config.data.batch_size * config.batch_layout.length / target.num_devices
+    return Report("train step", config, target, compiled, tokens, step_flops(config) / target.num_devices, found)
+
+
+def preflight_decode(config: RunConfig, topology: str | None, announce: Announce = print) -> list[Report]:
+    """Compile prefill and the token step of a config for batches of `data.batch_size` rows of `data.length` tokens.
+
+    The last `evaluate.max_new_tokens` of a row are generated; an encoder-decoder generates all and reads a source.
+    """
+    target, layout, rows = _target(config, topology), config.batch_layout, config.data.batch_size
+    prompt = layout.source_length or layout.length - config.evaluate.max_new_tokens
+    if prompt < 1:
+        raise UserError(
+            f"evaluate.max_new_tokens={config.evaluate.max_new_tokens} leaves no prompt in rows of "
+            f"data.length={layout.length} tokens: set it lower"
+        )
+    announce(f"compiling prefill and the token step for {target.name}")
+    compiled = compile_decode(DecodeJob(config, target, rows, prompt, layout.length))
+    tokens = {"prefill": rows * prompt, "token": rows}
+    names = {"prefill": "prefill", "token": "token step"}
+    return [
+        Report(names[key], config, target, each, tokens[key] / target.num_devices, each.flops)
+        for key, each in compiled.items()
+    ]
+
+
+def _target(config: RunConfig, topology: str | None) -> Topology:
+    if config.data is None:
+        raise UserError("data: preflight needs the length and the batch size of a run, set data")
+    if topology is None and config.mesh.topology is None:
+        raise UserError("topology: none is given, pass --topology NAME or set mesh.topology (`--topology list`)")
+    return parse_topology(topology or config.mesh.topology)
 
 
 def _suggest_division(config: RunConfig, topology: Topology, error: UserError, announce: Announce) -> None:
@@ -116,9 +140,10 @@ def _suggest_division(config: RunConfig, topology: Topology, error: UserError, a
             raise UserError(f"{error}; compiled and fits: {' '.join(found.overrides)}") from error
 
 
-def write_json(report: Report, path: str) -> None:
-    """Write the report to a file, or to standard output if the path is `-`."""
-    text = json.dumps(report.to_json(), indent=2) + "\n"
+def write_json(reports: Sequence[Report], path: str) -> None:
+    """Write the report, or several by program, to a file; `-` is standard output."""
+    content = reports[0].to_json() if len(reports) == 1 else _by_program(reports)
+    text = json.dumps(content, indent=2) + "\n"
     if path == "-":
         print(text, end="")
         return
@@ -126,3 +151,8 @@ def write_json(report: Report, path: str) -> None:
         write_file(Path(path), text.encode())
     except OSError as error:
         raise UserError(f"--json {path}: {error.strerror}") from error
+
+
+def _by_program(reports: Sequence[Report]) -> dict[str, Any]:
+    programs = {report.program.replace(" ", "_"): report.to_json() for report in reports}
+    return {"fits": all(report.fits for report in reports)} | programs

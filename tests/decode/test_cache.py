@@ -203,7 +203,8 @@ def test_attention_over_int8_is_attention_over_rounded_keys_and_values(window):
         new = KeysValues(jnp.asarray(k[:, :, start:stop]), jnp.asarray(v[:, :, start:stop]))
         starts, lengths = jnp.full(2, start), jnp.full(2, stop - start)
         cache, seen, mask = cache.extend(new, starts, lengths, window)
-        inputs = AttentionInputs(jnp.asarray(q[:, start:stop]), *seen, mask, AttentionParams(scale=0.5))
+        params = AttentionParams(scale=0.5)
+        inputs = AttentionInputs(jnp.asarray(q[:, start:stop]), seen.k_BKSH, seen.v_BKSH, mask, params)
         outputs.append(attend(inputs, platform="cpu"))
     np.testing.assert_allclose(np.concatenate(outputs, axis=1), _attention(q, k, v, window), rtol=0, atol=1e-5)
 

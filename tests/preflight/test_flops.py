@@ -26,7 +26,7 @@ def make_program(model: ModelConfig, remat: str = "none", unroll: str | int = "a
 
 
 def flops(program: TrainProgram) -> float:
-    return count_flops(program.trace().jaxpr.jaxpr, visible_keys(program.config), 1)
+    return count_flops(program.trace().jaxpr.jaxpr, visible_keys(program.config.model, 64), 1)
 
 
 @pytest.mark.parametrize("remat", ["none", "full", "dots"])

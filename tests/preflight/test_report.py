@@ -14,7 +14,7 @@ from jaxformer.models.llama import llama
 from jaxformer.preflight import report as report_module, suggest as suggest_module
 from jaxformer.preflight.compile import Compiled, used_memory
 from jaxformer.preflight.hlo import Collective
-from jaxformer.preflight.memory import memory_by_kind
+from jaxformer.preflight.memory import memory_of_training
 from jaxformer.preflight.report import preflight
 from jaxformer.preflight.roofline import roofline
 from jaxformer.sharding import check_batch
@@ -75,7 +75,15 @@ def test_a_fitting_config_exits_with_0_and_writes_json(config_file, monkeypatch,
     path = tmp_path / "report.json"
     assert main(["preflight", str(config_file), "--topology", "v5e-16", "--json", str(path)]) == 0
     page = capsys.readouterr().out
-    for part in ("fits: v5e-16", "fsdp=16", "splash", "all-gather", "bound by", "embedding/table", "compiled in 2 s"):
+    for part in (
+        "fits: train step on v5e-16",
+        "fsdp=16",
+        "splash",
+        "all-gather",
+        "bound by",
+        "embedding/table",
+        "compiled in 2 s",
+    ):
         assert part in page
     written = json.loads(path.read_text())
     promised = {
@@ -92,6 +100,29 @@ def test_json_on_standard_output_is_all_of_it(config_file, monkeypatch, capsys):
     monkeypatch.setattr(report_module, "compile_step", lambda config, topology: COMPILED)
     assert main(["preflight", str(config_file), "mesh.topology=v5e-16", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["topology"] == "v5e-16"
+
+
+def test_decoding_has_a_report_of_prefill_and_of_the_token_step(config_file, monkeypatch, capsys, tmp_path):
+    jobs = []
+
+    def compile_decode(job):
+        jobs.append(job)
+        return {"prefill": COMPILED, "token": replace(COMPILED, peak_bytes=2**40)}
+
+    monkeypatch.setattr(report_module, "compile_decode", compile_decode)
+    path = tmp_path / "report.json"
+    arguments = ["preflight", str(config_file), "--decode", "--topology", "v5e-16", "--json", str(path)]
+    assert main([*arguments, "evaluate.max_new_tokens=6"]) == 3
+    assert (jobs[0].batch_size, jobs[0].prompt_length, jobs[0].max_length) == (64, 10, 16)
+    out = capsys.readouterr().out
+    assert "fits: prefill on v5e-16" in out
+    assert "does not fit: token step on v5e-16" in out
+    written = json.loads(path.read_text())
+    assert not written["fits"]
+    assert written["prefill"]["fits"]
+    assert written["token_step"]["peak_bytes"] == 2**40
+    assert main([*arguments, "evaluate.max_new_tokens=16"]) == 1
+    assert "leaves no prompt in rows of data.length=16" in capsys.readouterr().err
 
 
 def test_suggestions_are_compiled_in_turn_until_one_fits(config_file, compiler, capsys):
@@ -175,7 +206,7 @@ def test_a_config_without_data_is_an_error():
 def test_memory_by_kind_adds_up_to_the_peak(remat):
     program = train_program(make_config(batch_size=2, remat=remat), jax.devices()[:1])
     num_bytes = 4 * sum(leaf.size for leaf in jax.tree.leaves(program.abstract_state.params))
-    kinds = memory_by_kind(program, program.trace(), 10**9)
+    kinds = memory_of_training(program, program.trace(), 10**9)
     assert sum(kinds.values()) == 10**9
     assert kinds["parameters"] == kinds["gradients"] == num_bytes
     assert kinds["optimizer"] == pytest.approx(2 * num_bytes, rel=1e-3)

@@ -10,7 +10,7 @@ from rich.console import Console
 from jaxformer.config import AttentionConfig
 from jaxformer.layers import num_params
 from jaxformer.rundir import RunDir
-from jaxformer.train.metrics import MetricWriter, _mean_visible_keys, step_flops
+from jaxformer.train.metrics import MetricWriter, mean_visible_keys, step_flops
 from jaxformer.train.progress import Bar, DivergedError, Recorder
 
 
@@ -90,4 +90,4 @@ def test_attention_flops_count_visible_keys(causal, window):
     visible = (distance >= 0) & (distance < reach) if causal else np.abs(distance) < reach
     mean = visible.sum(axis=1).mean()
     edges = 0 if causal or window is None else window**2 / length  # the first and the last queries see fewer keys
-    assert abs(_mean_visible_keys(attention, length) - mean) <= 1 + edges
+    assert abs(mean_visible_keys(attention, length) - mean) <= 1 + edges

@@ -15,11 +15,12 @@ import jax
 from jaxtyping import Array, Float
 
 from jaxformer.errors import UserError
-from jaxformer.ops.attention import blocked, cudnn, reference, scanned, splash
+from jaxformer.ops.attention import blocked, cudnn, paged, reference, scanned, splash
 from jaxformer.ops.attention.inputs import (
     SAVED_NAME as SAVED_NAME,
     AttentionInputs as AttentionInputs,
     AttentionParams as AttentionParams,
+    CachedKeysValues as CachedKeysValues,
 )
 
 Reason = Callable[[AttentionInputs, str], str | None]
@@ -43,6 +44,7 @@ class Kernel(NamedTuple):
 
 KERNELS: dict[str, Kernel] = {
     # In order of preference: `auto` takes the first kernel that states no reason against itself.
+    "paged": Kernel(paged.attend, paged.unsupported, paged.not_worthwhile, "tpu"),
     "splash": Kernel(splash.attend, splash.unsupported, splash.not_worthwhile, "tpu"),
     "cudnn": Kernel(cudnn.attend, cudnn.unsupported, cudnn.not_worthwhile, "gpu"),
     "scanned": Kernel(scanned.attend, scanned.unsupported, scanned.not_worthwhile),

@@ -27,9 +27,10 @@ def unsupported(inputs: AttentionInputs, platform: str) -> str | None:
         return f"the head dimension must be a multiple of 8 and at most {MAX_HEAD_DIM}, and it is {head_dim}"
     if inputs.params.softcap is not None:
         return "it has no soft cap"
-    if inputs.num_queries % 2 or inputs.num_keys % 2:
+    reason = unsupported_shape(inputs) or unsupported_features(inputs)
+    if reason is None and (inputs.num_queries % 2 or inputs.num_keys % 2):
         return f"lengths must be even, and they are {inputs.num_queries} and {inputs.num_keys}"
-    return unsupported_shape(inputs) or unsupported_features(inputs)
+    return reason
 
 
 def not_worthwhile(inputs: AttentionInputs, platform: str) -> str | None:

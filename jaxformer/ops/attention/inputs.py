@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 import jax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxformer.ops.biases import Bias
 from jaxformer.ops.masks import Mask
@@ -23,6 +23,19 @@ class AttentionParams:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class CachedKeysValues:
+    """Keys and values in the arrays of a KV cache, for kernels that read them there."""
+
+    k: Float[Array, "*L B K S H"]
+    v: Float[Array, "*L B K S H"]
+    layer: Int[Array, ""] | None
+    """Index of the layer if the arrays are stacked."""
+    lengths_B: Int[Array, " B"]
+    """The query of a row sees this many entries, from the first one on."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class AttentionInputs:
     """N query heads share K key-value heads (arXiv:2305.13245).
 
@@ -37,6 +50,8 @@ class AttentionInputs:
     bias: Bias | None = None
     dropout_key: jax.Array | None = None
     """None turns dropout off."""
+    cache: CachedKeysValues | None = None
+    """The same keys and values, and which of them are visible, if there is one query per row. Kernels may ignore it."""
 
     @property
     def num_queries(self) -> int:
