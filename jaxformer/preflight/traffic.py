@@ -16,20 +16,23 @@ FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all",
     "partition-id", "replica-id", "opt-barrier", "add-dependency", "domain", "iota",
 }  # fmt: skip
+# A kernel that gets the stacked caches of all layers and reads those of one, in a loop over layers.
+_READS_ONE_LAYER = "paged_attention"
 _SLICES = ("dynamic-slice", "slice", "gather")
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](\{[^{}]*\})?")
 
 
 def hbm_bytes(program: Program) -> int:
     """Bytes read and written by one execution of the program."""
-    return int(sum(repeats * _Computation(program, name).traffic for name, repeats in program.executions.items()))
+    executions = program.executions.items()
+    return int(sum(repeats * _Computation(program, name, repeats).traffic for name, repeats in executions))
 
 
 class _Computation:
     """The instructions of a computation, and what each of them reads and writes."""
 
-    def __init__(self, program: Program, name: str) -> None:
-        self.program, self.instructions = program, program.computations[name]
+    def __init__(self, program: Program, name: str, repeats: int = 1) -> None:
+        self.program, self.instructions, self.repeats = program, program.computations[name], repeats
         self.types = {each.name: each.type for each in self.instructions}
 
     @property
@@ -48,6 +51,8 @@ class _Computation:
         called = instruction.reference("calls")
         if instruction.opcode == "fusion" and called in self.program.computations:
             return _Fusion(self.program, called).bytes(sizes, written)
+        if _READS_ONE_LAYER in instruction.line:
+            return sum(sizes) / self.repeats + written
         return sum(sizes) + written
 
 
