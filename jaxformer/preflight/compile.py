@@ -28,7 +28,7 @@ from jaxformer.preflight.traffic import hbm_bytes
 from jaxformer.topology import Topology, parse_topology
 
 if TYPE_CHECKING:  # the parent process does not need JAX
-    from jax.stages import Traced
+    from jax.stages import Compiled as Compilation, Traced
 
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
@@ -36,7 +36,6 @@ ENVIRONMENT = {
     "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
     # Two compilers may run at once, and one that was killed leaves its lock file behind.
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    "XLA_FLAGS": "",
     "TF_CPP_MIN_LOG_LEVEL": "3",
 }
 _UNITS = {"B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -100,7 +99,7 @@ def run_compiler(module: str, job: str, topology: Topology) -> dict[str, Compile
         process = subprocess.run(
             [sys.executable, "-m", module, str(result)],
             input=job,
-            env=os.environ | ENVIRONMENT,
+            env=os.environ | ENVIRONMENT | {"XLA_FLAGS": f"--xla_dump_to={directory} --xla_dump_hlo_as_text"},
             capture_output=True,
             text=True,
         )
@@ -208,7 +207,7 @@ def compile_program(
             **facts,
         )
     seconds = time.perf_counter() - started
-    sizes, text = _memory(compiled.memory_analysis()), Program(compiled.as_text())
+    sizes, text = _memory(compiled.memory_analysis()), Program(_optimized_text(compiled))
     return Compiled(
         **sizes,
         memory=memory(traced, sizes["peak_bytes"]),
@@ -217,6 +216,17 @@ def compile_program(
         compile_seconds=seconds,
         **facts,
     )
+
+
+def _optimized_text(compiled: "Compilation") -> str:
+    """The HLO text of a compiled program.
+
+    The TPU compiler cannot always return it (it fails on asynchronous fusions of v5p and v6e), but writes it to a file.
+    """
+    directory = re.search(r"--xla_dump_to=(\S+)", os.environ.get("XLA_FLAGS", ""))
+    files = Path(directory[1]).glob("*.after_codegen.txt") if directory else ()
+    latest = max(files, key=lambda file: file.stat().st_mtime_ns, default=None)
+    return compiled.as_text() if latest is None else latest.read_text(encoding="utf-8")
 
 
 def devices_of(topology: Topology) -> Sequence[Any]:

@@ -57,7 +57,7 @@ def i32(*values):
 
 
 # The fused kernels of TPUs and GPUs are in test_fused_attention.py.
-ON_CPU = sorted(set(KERNELS) - {"cudnn", "splash"})
+ON_CPU = sorted(name for name, kernel in KERNELS.items() if kernel.platform is None)
 
 # name: (query heads, key-value heads, T, S, mask)
 CASES = {
@@ -276,7 +276,7 @@ def test_an_unknown_kernel_raises():
     q, k, v = _normal(3, (1, 5, 2, 8))
     with pytest.raises(
         UserError,
-        match=r"attention='fastest': unknown kernel; use one of: auto, blocked, cudnn, reference, scanned, splash",
+        match=r"attention='fastest': unknown kernel; use one of: auto, blocked, cudnn, paged, reference, scanned, splash",
     ):
         attend(q, k, v, Mask(), scale=SCALE, impl="fastest")
 
