@@ -5,7 +5,7 @@
 
 Reads DIR/wikitext-2/wiki.{train,valid}.txt.xz (WikiText-2, Merity et al. 2016, one paragraph per line) and
 DIR/cola/in_domain_{train,dev}.tsv (the raw public files of nyu-mll/CoLA-baselines).
-This experiment has not been run yet.
+This experiment has not been finished yet.
 """
 
 import os

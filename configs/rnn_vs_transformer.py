@@ -5,7 +5,7 @@
 
 The sizes are those of "The Hundred-Page Language Models Book", which reports a perplexity of 72.23 for the RNN and of
 55.19 for the transformer (0.764 times as much) on another corpus. Reads DIR/wikitext-2/wiki.{train,valid}.txt.xz and
-Llama 2's SentencePiece model DIR/tokenizers/llama2_tokenizer.model. This experiment has not been run yet.
+Llama 2's SentencePiece model DIR/tokenizers/llama2_tokenizer.model. This experiment has not been finished yet.
 """
 
 import os

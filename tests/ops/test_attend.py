@@ -276,7 +276,7 @@ def test_an_unknown_kernel_raises():
     q, k, v = _normal(3, (1, 5, 2, 8))
     with pytest.raises(
         UserError,
-        match=r"attention='fastest': unknown kernel; use one of: auto, blocked, cudnn, paged, reference, scanned, splash",
+        match=r"attention='fastest': unknown kernel; use one of: auto, blocked, cudnn, paged, reference, scanned",
     ):
         attend(q, k, v, Mask(), scale=SCALE, impl="fastest")
 

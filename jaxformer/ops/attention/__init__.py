@@ -44,8 +44,8 @@ class Kernel(NamedTuple):
 
 KERNELS: dict[str, Kernel] = {
     # In order of preference: `auto` takes the first kernel that states no reason against itself.
-    "paged": Kernel(paged.attend, paged.unsupported, paged.not_worthwhile, "tpu"),
     "splash": Kernel(splash.attend, splash.unsupported, splash.not_worthwhile, "tpu"),
+    "paged": Kernel(paged.attend, paged.unsupported, paged.not_worthwhile, "tpu"),
     "cudnn": Kernel(cudnn.attend, cudnn.unsupported, cudnn.not_worthwhile, "gpu"),
     "scanned": Kernel(scanned.attend, scanned.unsupported, scanned.not_worthwhile),
     "blocked": Kernel(blocked.attend, blocked.unsupported, blocked.not_worthwhile),
