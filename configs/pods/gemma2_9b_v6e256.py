@@ -4,7 +4,8 @@
     jaxformer train configs/pods/gemma2_9b_v6e256.py
 
 Hardware: v6e-256, 16 x 16 chips.
-Preflight compiled this config for that topology; we have not trained it.
+Preflight: peak 4.74 GiB of 31.50 GiB per device, 55.0 GiB on the wire per step. We have not
+trained it.
 """
 
 from jaxformer.config import (

@@ -4,7 +4,8 @@
     jaxformer train configs/pods/llama3_8b_h100x64.py
 
 Hardware: h100-64, 8 hosts of 8 GPUs.
-Preflight compiled this config for that topology; we have not trained it.
+Preflight: peak 7.33 GiB of 68.55 GiB per device, 41.1 GiB on the wire per step. We have not
+trained it.
 """
 
 from jaxformer.config import (

@@ -4,8 +4,8 @@
     jaxformer train configs/pods/llama3_8b_v5e256.py
 
 Hardware: v5e-256, 16 x 16 chips.
-Preflight: peak 4.35 GiB of 15.75 GiB per device, 44.7 GiB on the wire, a step of at
-least 2.83 s (bound by compute), MFU at most 76 %. We have not trained it.
+Preflight: peak 4.35 GiB of 15.75 GiB per device, 44.7 GiB on the wire per step. We have not
+trained it.
 """
 
 from jaxformer.config import (

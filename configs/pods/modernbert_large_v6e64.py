@@ -4,7 +4,8 @@
     jaxformer train configs/pods/modernbert_large_v6e64.py
 
 Hardware: v6e-64, 8 x 8 chips.
-Preflight compiled this config for that topology; we have not trained it.
+Preflight: peak 2.63 GiB of 31.50 GiB per device, 2.6 GiB on the wire per step. We have not
+trained it.
 """
 
 from jaxformer.config import (

@@ -4,8 +4,8 @@
     jaxformer train configs/pods/vaswani_big_wmt14_v5e8.py
 
 Hardware: v5e-8, 2 x 4 chips.
-Preflight: peak 5.26 GiB of 15.75 GiB per device, 1.6 GiB on the wire, a step of at
-least 0.0535 s (bound by memory), MFU at most 52 %. We have not trained it.
+Preflight: peak 5.26 GiB of 15.75 GiB per device, 1.6 GiB on the wire per step. We have not
+trained it.
 Reads wmt14/{train,valid}.{en,de}, one sentence per line; pairs are packed into rows of 256 + 256 tokens.
 """
 

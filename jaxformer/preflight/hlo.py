@@ -153,7 +153,7 @@ def _array_bytes(instruction: Instruction, mesh: Mapping[str, int]) -> int:
     """Size of the whole arrays of a collective."""
     type_ = instruction.type
     if instruction.opcode.endswith("-start") and instruction.opcode != "all-reduce-start":
-        type_ = _split_tuple(type_)[1]  # (operands, results, ...)
+        type_ = split_tuple(type_)[1]  # (operands, results, ...)
     size = sum(_shape_bytes(*match) for match in _SHAPE.findall(type_))
     if _kind(instruction) == "reduce-scatter":
         size *= len(_groups(instruction.line, math.prod(mesh.values()))[0])
@@ -175,7 +175,7 @@ def _closing(text: str, start: int) -> int:
     return len(text)
 
 
-def _split_tuple(text: str) -> list[str]:
+def split_tuple(text: str) -> list[str]:
     """The elements of a tuple type, of which some may be tuples."""
     parts, depth, start = [], 0, 1
     for i, character in enumerate(text):

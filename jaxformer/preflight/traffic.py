@@ -9,7 +9,7 @@ import math
 import re
 from functools import cached_property
 
-from jaxformer.preflight.hlo import BYTES, Instruction, Program
+from jaxformer.preflight.hlo import BYTES, Instruction, Program, split_tuple
 
 # These neither read nor write: they name, group or reinterpret arrays, or wait for another instruction.
 FREE = {
@@ -50,7 +50,10 @@ class _Computation:
             return sum(sizes) + written / 2  # its type names operands and results
         called = instruction.reference("calls")
         if instruction.opcode == "fusion" and called in self.program.computations:
-            return _Fusion(self.program, called).bytes(sizes, written)
+            fusion = _Fusion(self.program, called)
+            if not fusion.updates:
+                sizes, written = _without_aliases(instruction, sizes)
+            return fusion.bytes(sizes, written)
         if _READS_ONE_LAYER in instruction.line:
             return sum(sizes) / self.repeats + written
         return sum(sizes) + written
@@ -59,7 +62,7 @@ class _Computation:
 class _Fusion(_Computation):
     def bytes(self, operands: list[float], written: float) -> float:
         """Bytes of a fusion with operands and a result of these sizes."""
-        updated = {each.operands[0]: array_bytes(self.types[each.operands[1]]) for each in self._updates}
+        updated = {each.operands[0]: array_bytes(self.types[each.operands[1]]) for each in self.updates}
         for parameter, index in self._parameters.items():
             users = [each for each in self.instructions if parameter in each.operands]
             if index >= len(operands) or not operands[index]:
@@ -80,8 +83,21 @@ class _Fusion(_Computation):
         }
 
     @property
-    def _updates(self) -> list[Instruction]:
+    def updates(self) -> list[Instruction]:
         return [each for each in self.instructions if each.opcode == "dynamic-update-slice" and len(each.operands) > 1]
+
+
+def _without_aliases(fusion: Instruction, sizes: list[float]) -> tuple[list[float], float]:
+    """Sizes of the operands and of the result of a fusion without those that it only passes on.
+
+    The TPU compiler passes the buffers of asynchronous collectives through the fusions that they overlap with.
+    """
+    results = split_tuple(fusion.type) if fusion.type.startswith("(") else [fusion.type]
+    aliases = re.search(r"output_to_operand_aliasing=\{(.*?\))\}", fusion.line)
+    for result, operand in re.findall(r"\{(\d*)\}: \((\d+)", aliases[1] if aliases else ""):
+        results[int(result or 0)] = ""
+        sizes = [0.0 if i == int(operand) else size for i, size in enumerate(sizes)]
+    return sizes, sum(map(array_bytes, results))
 
 
 def array_bytes(type_: str) -> float:

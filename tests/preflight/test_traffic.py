@@ -53,6 +53,20 @@ def test_a_fusion_reads_slices_and_writes_updates():
     assert traffic(whole, index, row, write, others=others) == 3 * 256 + 4
 
 
+def test_buffers_that_a_fusion_passes_on_do_not_count():
+    others = """%passes (x: f32[16], b: f32[64]) -> (f32[16], f32[64]) {
+  %x = f32[16]{0} parameter(0)
+  %b = f32[64]{0} parameter(1)
+  %y = f32[16]{0} negate(%x)
+  ROOT %t = (f32[16]{0}, f32[64]{0}) tuple(%y, %b)
+}
+"""
+    operands = ["%p = f32[16]{0} parameter(0)", "%q = f32[64]{0} parameter(1)"]
+    call = "%f = (f32[16]{0}, f32[64]{0}) fusion(%p, %q), kind=kCustom, calls=%passes"
+    assert traffic(*operands, call, others=others) == 2 * 64 + 2 * 256
+    assert traffic(*operands, call + ", output_to_operand_aliasing={{1}: (1, {})}", others=others) == 2 * 64
+
+
 def test_arrays_in_other_memories_do_not_count():
     assert array_bytes("bf16[8,128]{1,0:T(8,128)(2,1)}") == 2048
     assert array_bytes("bf16[8,128]{1,0:T(8,128)(2,1)S(1)}") == 0
