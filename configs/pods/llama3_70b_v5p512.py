@@ -4,7 +4,8 @@
     jaxformer train configs/pods/llama3_70b_v5p512.py
 
 Hardware: v5p-512, 4 x 8 x 8 chips.
-Preflight compiled this config for that topology; we have not trained it.
+Preflight: peak 19.25 GiB of 93.52 GiB per device, 497.9 GiB on the wire per step. We have not
+trained it.
 """
 
 from jaxformer.config import (

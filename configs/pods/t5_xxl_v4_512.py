@@ -4,7 +4,8 @@
     jaxformer train configs/pods/t5_xxl_v4_512.py
 
 Hardware: v4-512, 4 x 8 x 8 chips.
-Preflight compiled this config for that topology; we have not trained it.
+Preflight: peak 2.90 GiB of 31.50 GiB per device, 78.6 GiB on the wire per step. We have not
+trained it.
 """
 
 from jaxformer.config import (
