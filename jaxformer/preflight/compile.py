@@ -92,7 +92,7 @@ def compile_step(config: RunConfig, topology: Topology) -> Compiled:
 
 
 def run_compiler(module: str, job: str, topology: Topology) -> dict[str, Compiled]:
-    """Start a module that compiles programs, in a process of its own; returns what it wrote with `write_answer`."""
+    """Start a module that compiles programs, in a separate process; returns what it wrote with `write_answer`."""
     check_compiler(topology)
     with tempfile.TemporaryDirectory() as directory:
         result = Path(directory) / "result.json"

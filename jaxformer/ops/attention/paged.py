@@ -1,7 +1,7 @@
 """Paged attention: JAX's fused TPU kernel for one query per row over a KV cache, of which it reads only the used part.
 
 The kernel reads keys in pages that may be anywhere in memory. The cache of a row is contiguous, so its pages are
-consecutive, and nothing is copied: each KV head of each row is a sequence of its own, and the layer of a stacked cache
+consecutive, and nothing is copied: each KV head of each row is a separate sequence, and the layer of a stacked cache
 is an offset. Other kernels would need the layer cut out of the stacked cache first. XLA cannot partition it, so it runs
 on the shards of each device.
 """
