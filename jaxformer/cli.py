@@ -323,7 +323,7 @@ def _preflight(args: argparse.Namespace) -> int:
 
     from jaxformer.errors import UserError
     from jaxformer.preflight import page
-    from jaxformer.preflight.report import preflight, preflight_decode, write_json
+    from jaxformer.preflight.report import check_json_path, preflight, preflight_decode, write_json
     from jaxformer.train.start import load_config
 
     if args.topology == "list":
@@ -331,6 +331,8 @@ def _preflight(args: argparse.Namespace) -> int:
         return 0
     if args.config is None:
         raise UserError("preflight needs a CONFIG, or `--topology list`")
+    if args.json is not None:
+        check_json_path(args.json)
     config = load_config(args.config, args.overrides)
     with page.progress() as announce:
         if args.decode:

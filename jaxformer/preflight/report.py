@@ -140,6 +140,12 @@ def _suggest_division(config: RunConfig, topology: Topology, error: UserError, a
             raise UserError(f"{error}; compiled and fits: {' '.join(found.overrides)}") from error
 
 
+def check_json_path(path: str) -> None:
+    """Raise, before minutes of compilation, if the report cannot be written there."""
+    if path != "-" and (Path(path).is_dir() or not Path(path).parent.is_dir()):
+        raise UserError(f"--json {path}: not a file in an existing directory, create the directory or name a file")
+
+
 def write_json(reports: Sequence[Report], path: str) -> None:
     """Write the report, or several by program, to a file; `-` is standard output."""
     content = reports[0].to_json() if len(reports) == 1 else _by_program(reports)

@@ -96,6 +96,13 @@ def test_a_fitting_config_exits_with_0_and_writes_json(config_file, monkeypatch,
     assert sum(written["memory"].values()) == written["peak_bytes"]
 
 
+@pytest.mark.parametrize("path", ["missing/report.json", "."])
+def test_where_the_report_cannot_be_written_is_an_error_before_compilation(config_file, compiler, path, capsys):
+    assert main(["preflight", str(config_file), "--topology", "v5e-16", "--json", path]) == 1
+    assert f"--json {path}: not a file in an existing directory" in capsys.readouterr().err
+    assert not compiler
+
+
 def test_json_on_standard_output_is_all_of_it(config_file, monkeypatch, capsys):
     monkeypatch.setattr(report_module, "compile_step", lambda config, topology: COMPILED)
     assert main(["preflight", str(config_file), "mesh.topology=v5e-16", "--json", "-"]) == 0
